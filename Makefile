@@ -4,6 +4,9 @@
 PYTHON ?= python3
 ARGS ?=
 PY := .venv/bin/python
+# As root, in a container say, Jupyter starts only if it is told that this is meant.
+LAB = $(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=$(CURDIR) $\
+	--ContentsManager.pre_save_hook=tutorial_lib.notebooks.keep_language
 
 .PHONY: run test test-all test-gpu check-gpu sanitize newest learn lab notebooks html report lint clean
 
@@ -26,7 +29,7 @@ newest: .venv/ready
 
 # The GPU tests; fails, instead of skipping them all, where there is no GPU.
 test-gpu: .venv/ready
-	@$(PY) -c "import sys, tutorial_lib.hardware as h; sys.exit(None if h.has_gpu() else 'test-gpu: PyTorch finds no CUDA GPU here')"
+	@$(PY) -c "import sys, tutorial_lib.hardware as h; sys.exit(h.why_no_gpu())"
 	$(PY) -m pytest -m gpu $(ARGS)
 
 # Twelve problems of results/, whose steps must be right and as far ahead of PyTorch's as recorded; at most 150 s on an
@@ -83,11 +86,11 @@ sanitize: .venv/ready
 # Your own copy of the course, in learn/, with what you have answered so far.
 learn: .venv/ready
 	$(PY) -m steps.learn
-	$(PY) -m jupyterlab --ServerApp.root_dir=$(CURDIR) --ContentsManager.pre_save_hook=tutorial_lib.notebooks.keep_language learn/000_start_here.ipynb
+	$(LAB) learn/000_start_here.ipynb
 
 # JupyterLab keeps its token: open the address that it prints.
 lab: .venv/ready
-	$(PY) -m jupyterlab --ServerApp.root_dir=$(CURDIR) --ContentsManager.pre_save_hook=tutorial_lib.notebooks.keep_language notebooks/000_start_here.ipynb
+	$(LAB) notebooks/000_start_here.ipynb
 
 # Executes every notebook again, from its source in notebooks/source/.
 notebooks: .venv/ready
@@ -98,7 +101,7 @@ notebooks: .venv/ready
 html: .venv/ready
 	$(PY) -m tutorial_lib.notebooks --html html
 
-# Draws every recorded report again, and the README's table; results/ladder.md and .html tell the whole ladder in one.
+# Draws every recorded report again, and the README's table; results/ladder.md tells the whole ladder in one.
 report: .venv/ready
 	$(PY) -m steps.report
 	$(PY) -m steps.layouts
@@ -111,6 +114,7 @@ lint: .venv/ready
 .venv/ready: requirements.txt
 	$(PYTHON) -c "import sys; sys.exit(None if sys.version_info >= (3, 11) else 'Python 3.11 or newer is needed: make PYTHON=python3.12')"
 	$(PYTHON) -m venv .venv
+	@echo "Installing into .venv, once: it takes about 3 minutes and 6.5 GB."
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
 

@@ -63,10 +63,10 @@ def make_parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     """Look at all problems and show a line each; raises BadRequest without a GPU."""
     began = time.monotonic()
-    from tutorial_lib.hardware import describe_machine, has_gpu
+    from tutorial_lib.hardware import describe_machine, why_no_gpu
 
-    if not has_gpu():
-        raise BadRequest("this needs a GPU, and PyTorch finds no CUDA GPU here")
+    if why := why_no_gpu():
+        raise BadRequest(f"this needs a GPU, and {why}")
     from steps.core.recorded import recorded_runs
     from steps.measuring.ahead import compile_ahead
     from steps.measuring.bench import is_missing

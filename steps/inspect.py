@@ -216,8 +216,6 @@ def find(name: str):
 
 def survey(console, steps: Sequence, architectures: Sequence[str], problem, output: Path | None) -> int:
     """The figures of every step for every architecture: shown, and with ``output`` recorded."""
-    from datetime import UTC, datetime
-
     from rich.progress import track
     from rich.table import Table
 
@@ -226,7 +224,7 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
     from tutorial_lib.compiler import CompilerError, compiler_version
     from tutorial_lib.files import write_whole
     from tutorial_lib.records import Survey
-    from tutorial_lib.results import as_json
+    from tutorial_lib.results import as_json, now
 
     found: dict[str, dict[str, dict | str]] = {step.name: {} for step in steps}
     pairs = [(step, arch) for step in steps for arch in architectures]
@@ -242,7 +240,7 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
     parts = dict.fromkeys(part for made in sorted(made_by) for part in made.split(", "))
     compilers = ", ".join(parts) or compiler_version()
     by_name = Survey(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        date=now(),
         compiler=compilers,
         problem=problem.as_dict(),
         architectures=list(architectures),

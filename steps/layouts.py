@@ -15,7 +15,7 @@ from pathlib import Path
 
 from steps.core.problems import few_heads
 from steps.core.recorded import find_recorded
-from tutorial_lib.command import as_command, check_writable, make_console, parser_of
+from tutorial_lib.command import as_command, check_writable, make_console, parser_of, print_table
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
 
@@ -125,39 +125,25 @@ LDS_READS = {"gfx950": ("ds_read_b128", "ds_read_b64_tr_b16"), "gfx942": ("ds_re
 
 
 def run(options: argparse.Namespace) -> int:
-    from rich.table import Table
-
     from tutorial_lib import plots, tables
 
     folder = options.output or options.results / "layouts"
     check_writable("--output", folder)
     console = make_console()
     recorded = find_recorded(DRAWN, [options.results])
-    table = Table(title=f"ldmatrix at shared memory, {DRAWN.describe()}", title_justify="left")
-    table.add_column("step")
-    for header in ("wavefronts a matrix", "by Triton", "conflicts, computed", "counted by ncu"):
-        table.add_column(header, justify="right")
-    table.add_column("crosses between warps")
+    headers = ("step", "wavefronts a matrix", "by Triton", "conflicts, computed", "counted by ncu")
+    rows = []
     for step in gluon_steps():
-        ours, tritons = wavefronts(step, DRAWN)
         counted = recorded and recorded.measurement(step.name)
-        table.add_row(
-            step.label,
-            str(ours),
-            str(tritons),
-            f"{step.ldmatrix_conflicts(DRAWN):,}",
-            tables.counter("ldmatrix_bank_conflicts")(counted) if counted else tables.NOTHING,
-            exchanged(step),
-        )
-    console.print(table)
+        known = tables.counter("ldmatrix_bank_conflicts")(counted) if counted else tables.NOTHING
+        numbers = *map(str, wavefronts(step, DRAWN)), f"{step.ldmatrix_conflicts(DRAWN):,}", known
+        rows.append([step.label, *numbers, exchanged(step)])
+    console.print(f"ldmatrix at shared memory, {DRAWN.describe()}:")
+    print_table(console, [*headers, "crosses between warps"], rows)
     if recorded:
         console.print(f"Counted: {tables.provenance(recorded)}.")
-    lds = Table(title=f"LDS of AMD's steps, {DRAWN.describe()}, by the model", title_justify="left")
-    for header in LDS_HEADERS:
-        lds.add_column(header)
-    for row in lds_rows(DRAWN):
-        lds.add_row(*row)
-    console.print(lds)
+    console.print(f"LDS of AMD's steps, {DRAWN.describe()}, by the model:")
+    print_table(console, LDS_HEADERS, lds_rows(DRAWN))
     for name, figure in (("banks", draw_banks()), ("owners", draw_owners())):
         for path in plots.save(figure, folder, name):
             console.print(str(path), soft_wrap=True)

@@ -29,7 +29,8 @@ from tutorial_lib.compiler import CompilerError
 from tutorial_lib.display import Html, Page, code, difference, table
 from tutorial_lib.exercises import clean
 from tutorial_lib.files import RESULTS
-from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn, has_gpu
+from tutorial_lib.hardware import NO_GPU, describe_machine, describe_versions, gpu_turn, has_gpu, why_no_gpu
+from tutorial_lib.needs import left_out
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
 from tutorial_lib.records import recorded_traces
@@ -671,6 +672,9 @@ def machine(recorded: Run | None) -> Page:
         else "no timing of its step on its problem is recorded"
     )
     told = f"**Executed on a machine without a GPU: the kernels ran on the CPU, and were compiled, and {shown}.**"
+    if (why := why_no_gpu()) not in (None, NO_GPU):
+        told = told.replace("a machine without a GPU", f"the CPU, as {why}", 1)
+    told += "".join(f" {line}" for line in left_out())
     here = compilers(describe_versions())
     if recorded and recorded.compilers and recorded.compilers != here:
         told += f" Machine code here is that of {here}. The timed kernels were made by {recorded.compilers}, "

@@ -13,10 +13,9 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
+from tutorial_lib.command import BadRequest, as_command, measure_or_show, parser_of, print_table, whole_number
 from tutorial_lib.files import RESULTS
 
 
@@ -29,27 +28,16 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from tutorial_lib.hardware import has_gpu
     from tutorial_lib.records import recorded_physics
 
-    console = make_console()
     step = asked(options.step)
-    if not has_gpu():
-        if not (recorded := recorded_physics(options.output_dir)):
-            raise BadRequest(f"this needs a GPU, and nothing is recorded under {options.output_dir}")
-        console.print("There is no GPU here. Recorded:")
-        show(console, recorded[0])
-        return 0
-    check_writable("--output-dir", options.output_dir)
-    physics = measure(step, options.iterations, console.print)
-    from tutorial_lib.files import write_whole
-    from tutorial_lib.results import as_json
-
-    path = options.output_dir / physics.machine["slug"] / "physics.json"
-    write_whole(path, as_json(physics))
-    show(console, physics)
-    console.print(f"Written: {path}", soft_wrap=True)
-    return 0
+    return measure_or_show(
+        options.output_dir,
+        "physics.json",
+        recorded_physics,
+        lambda console: measure(step, options.iterations, console.print),
+        show,
+    )
 
 
 def asked(name: str):
@@ -73,7 +61,7 @@ def measure(attention, rounds: int, tell: Callable[[str], object]):
     from steps.core.problems import FULL
     from tutorial_lib import rates, records, timing
     from tutorial_lib.clock import Stopwatch
-    from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn
+    from tutorial_lib.hardware import describe_machine, gpu_turn
     from tutorial_lib.samples import cycles_of, ghz_of, latency_of, sustained_of
 
     machine = describe_machine("cuda")
@@ -121,15 +109,7 @@ def measure(attention, rounds: int, tell: Callable[[str], object]):
                 sustained=sustained_of(lasting, operations),
             )
         )
-    return records.Physics(
-        schema=records.SCHEMA,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=machine,
-        versions=describe_versions(),
-        problem=FULL.as_dict(),
-        rates=measured,
-        loads=found,
-    )
+    return records.Physics.made_here(machine, problem=FULL.as_dict(), rates=measured, loads=found)
 
 
 def _loads(problem, attention) -> Iterator[tuple[str, str, float, Callable]]:
@@ -155,19 +135,11 @@ def _loads(problem, attention) -> Iterator[tuple[str, str, float, Callable]]:
 
 
 def show(console, physics) -> None:
-    from rich.table import Table
-
     from tutorial_lib import tables
 
     console.print(f"{physics.machine['name']}, {physics.day}", style="bold")
-    for headers, rows in (
-        (tables.RATE_HEADERS, tables.rate_rows(physics)),
-        (tables.LOAD_HEADERS, tables.load_rows(physics)),
-    ):
-        table = Table(*headers, box=None)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+    print_table(console, tables.RATE_HEADERS, tables.rate_rows(physics))
+    print_table(console, tables.LOAD_HEADERS, tables.load_rows(physics))
     for note in physics.notes:
         console.print(note, soft_wrap=True)
 

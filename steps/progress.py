@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tutorial_lib.command import as_command, make_console, parser_of
+from tutorial_lib.command import as_command, make_console, parser_of, print_table
 
 
 def rows(solved: dict[str, str], answered) -> list[tuple[str, str, str]]:
@@ -25,17 +25,12 @@ def rows(solved: dict[str, str], answered) -> list[tuple[str, str, str]]:
 
 
 def run() -> int:
-    from rich.table import Table
-
     from steps.exercises import answers_in
 
     answers = answers_in()
     found = rows(answers.solved(), answers.answer)
-    table = Table("chapter", "exercise", "")
-    for row in found:
-        table.add_row(*row)
     console = make_console()
-    console.print(table)
+    print_table(console, ("chapter", "exercise", ""), found)
     open_ones = [row for row in found if not row[2].startswith("solved")]
     console.print(f"{len(found) - len(open_ones)} of {len(found)} exercises are solved.")
     if open_ones:

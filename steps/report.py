@@ -1,7 +1,7 @@
 """``python -m steps.report [PATH...]``: draws everything that is made from the recorded runs again, from them alone.
 
-Every run's report, results.csv and figures; the figures of the survey and of the sweep; ladder.md and ladder.html,
-which tell the whole ladder in one document; the README's table. Without a PATH, or with ``results``, all of it; else
+Every run's report, results.csv and figures; the figures of the survey and of the sweep; ladder.md, which tells the
+whole ladder in one document; the README's table. Without a PATH, or with ``results``, all of it; else
 the reports of the runs under each PATH, and for a folder its own ladder. Exit status: 0 done; 2 bad request.
 """
 
@@ -158,9 +158,8 @@ def ladder_report(runs: Sequence[Run], folder: Path) -> str:
         "A cell holds TFLOPS, in brackets the speed relative to SDPA, and how many times as fast as its predecessor a "
         "step is, in bold where that is more than noise. Spreads, errors, what the compiler made of a step and what "
         "the counters say are in the report of each problem, `<machine>/<problem>/report.md`; `make report` makes "
-        "those that are not committed. A *fork* stands beside "
-        "the main path; what has no number is inside the step above it: a piece of it, or what else was tried on it. "
-        "Behind TFLOPS, "
+        "those that are not committed. A *fork* stands beside the main path; what has no number is inside the step "
+        "above it: a piece of it, or what else was tried on it. Behind TFLOPS, "
         f"{OTHER_DAY} says that they are of another day than the rounds of that problem's record, and do not compare "
         "with figures without it. A step's table holds the standard problems where it was measured on them; the best "
         "steps are named for all.",
@@ -298,20 +297,6 @@ def _pictures(folder: Path, pattern: str, title: str) -> list[str]:
     return [line for path in found for line in (f"![{title}]({path})", "")]
 
 
-def write_ladder(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """ladder.md and ladder.html into ``folder``; the page holds its figures and needs no network."""
-    import nbformat
-
-    from tutorial_lib.site import one_page
-
-    text = ladder_report(runs, folder)
-    paths = [folder / "ladder.md", folder / "ladder.html"]
-    write_whole(paths[0], text)
-    document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
-    write_whole(paths[1], one_page(document, "Fused attention, step by step", folder))
-    return paths
-
-
 def run(options: argparse.Namespace) -> int:
     found = read_all(options.paths)
     # For the ladder's and the README's tables; a run over several GPUs has its own report.
@@ -325,7 +310,8 @@ def run(options: argparse.Namespace) -> int:
             if tables.swept_in_words(record):
                 print(*plots.save(plots.sweep(record), folder / record.machine["slug"], "sweep", svg=False))
         runs = [run for place, run in forward if place.is_relative_to(folder)]
-        print(*write_ladder(runs, folder), sep="\n")
+        write_whole(folder / "ladder.md", ladder_report(runs, folder))
+        print(folder / "ladder.md")
     if any(path.resolve() == RESULTS for path in options.paths):
         update_readme(README, [run for _, run in forward], recorded_sweeps(RESULTS))
         print(README)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from tutorial_lib import worker
+from tutorial_lib import needs, worker
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
 from tutorial_lib.naming import unknown
@@ -65,7 +65,6 @@ def _seed(text: str) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     from steps.core.grids import GRIDS
-    from tutorial_lib.columns import COLUMNS
 
     parser = OneLineParser(
         prog="python -m steps.run",
@@ -136,9 +135,8 @@ def make_parser() -> argparse.ArgumentParser:
     measuring.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
     listed = "list the steps and the GPUs that they run on, or what the steps of a part change, and stop"
     measuring.add_argument("--list", nargs="?", const="", metavar="PART", help=listed)
-    keys = "; ".join(f"{key}: {column.about}" for key, column in COLUMNS.items())
-    shown = f"of the table, in place of those that fit: all, or some of {keys}".replace("%", "%%")
-    measuring.add_argument("--columns", metavar="NAMES", help=shown)
+    doctor = "show versions, GPU and driver, which kernels run here and why others do not, and stop"
+    measuring.add_argument("--doctor", action="store_true", help=doctor)
     return parser
 
 
@@ -202,14 +200,12 @@ def others_told(options: argparse.Namespace, steps: Sequence) -> str | None:
     )
 
 
-def columns_of(options: argparse.Namespace) -> tuple[str, ...]:
-    """The keys of the columns that are asked for; raises BadRequest."""
-    from tutorial_lib.columns import parse
+def examine() -> int:
+    """What works on this machine, on one screen."""
+    from steps.running.doctor import examine
 
-    try:
-        return () if options.columns is None else parse(options.columns)
-    except ValueError as error:
-        raise BadRequest(f"argument --columns: {error}") from None
+    examine(make_console())
+    return 0
 
 
 def select_lasting(options: argparse.Namespace) -> tuple[str, ...] | None:
@@ -253,15 +249,17 @@ def choose_best(problem, device: str, direction: str = "forward"):
 
 
 def choose_device(asked: str) -> str:
-    """ "cuda" or "cpu"; raises BadRequest for a GPU that is not there."""
-    from tutorial_lib.hardware import has_gpu
+    """ "cuda" or "cpu"; raises BadRequest for a GPU that is not there, or that no kernel is made for."""
+    from tutorial_lib.hardware import NO_GPU, why_no_gpu
 
     if asked == "cpu":
         return "cpu"
-    if has_gpu():
+    if (why := why_no_gpu()) is None:
         return "cuda"
     if asked == "cuda":
-        raise BadRequest("argument --device: PyTorch finds no CUDA GPU here; use --device cpu")
+        raise BadRequest(f"argument --device: {why}; use --device cpu")
+    if why != NO_GPU:
+        print(f"{why[0].upper()}{why[1:]}.")
     return "cpu"
 
 
@@ -465,7 +463,6 @@ def run(options: argparse.Namespace) -> int:
         raise BadRequest(f"torchrun started {processes()} processes for one measurement: say --parallel")
     options.direction = direction_of(options)
     peers = select_peers(options.peers, options.direction)
-    columns_of(options)
     device = choose_device(options.device)
     problems = make_problems(options, device)
     chosen = [steps_for(options, asked, device) for _, asked in problems]
@@ -537,7 +534,6 @@ def measure_all(
         isolated=ranks is None,
         ranks=ranks.count if ranks else 1,
     )
-    asked_columns = columns_of(options)
     console = make_console(**({"file": io.StringIO()} if silent else {}))
     if device == "cpu" and ranks is None:
         console.print(
@@ -549,6 +545,8 @@ def measure_all(
                 f"Batch and heads not given default to {problems[0][0].batch} and {problems[0][0].heads} here "
                 f"({problems[0][1].batch} and {problems[0][1].heads} on a GPU)."
             )
+    for line in needs.left_out():
+        console.print(line, soft_wrap=True)
     threading.Thread(target=make_ready, daemon=True).start()  # while workers measure
     written, failed, interrupted = [], False, False
     for (here, asked), steps in zip(problems, chosen):
@@ -575,7 +573,7 @@ def measure_all(
             recorded = find_recorded(asked, [options.output_dir, RESULTS], options.direction)
         record = make_console(file=io.StringIO(), force_terminal=False)  # whatever the environment asks for
         show_run(record, result, recorded)
-        show_run(console, result, recorded, asked_columns)
+        show_run(console, result, recorded)
         log = f"{shlex.join(sys.argv)}\n\n{record.file.getvalue()}\n{listener.seconds()} {rested(result)}\n{output}"
         try:
             folder = write_results(result, interrupted, options.output_dir, recorded, log, options.iterations is None)
@@ -603,6 +601,8 @@ def rested(run) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         options = make_parser().parse_args(arguments)
+        if options.doctor:
+            return examine()
         if arguments is None and options.list is None and options.parallel is None:  # as a command, with workers
             worker.context = worker.start_importing(*OF_WORKERS)
         return list_steps(options.list) if options.list is not None else run(options)

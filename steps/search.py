@@ -30,7 +30,7 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
 from tutorial_lib.records import Configuration, Found, Search, Searched, read_search
-from tutorial_lib.results import as_json, folder_name
+from tutorial_lib.results import as_json, folder_name, now
 
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128))
 SMALL_TILES = ((32, 64), (64, 32), (32, 128), (128, 32))  # backward, where a block holds two sums
@@ -170,8 +170,6 @@ def compile_all(asked: Sequence[tuple]) -> dict:
 
 def search(kernel, problem: Problem, made: dict, console) -> Searched:
     """Time every configuration on a problem. made: what ``compile_one`` said of each."""
-    from datetime import UTC, datetime
-
     import cuda.tile as ct
     import torch
 
@@ -214,7 +212,7 @@ def search(kernel, problem: Problem, made: dict, console) -> Searched:
         problem=problem.as_dict(),
         kernel=kernel.name,
         step=kernel.step,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        date=now(),
         found=found,
         failed={c.label: why for c, why in failed.items()},
     )
@@ -244,14 +242,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from datetime import UTC, datetime
-
     from tutorial_lib.files import write_whole
-    from tutorial_lib.hardware import describe_machine, describe_versions, has_gpu
+    from tutorial_lib.hardware import describe_machine, describe_versions, why_no_gpu
 
     check_writable("--output-dir", options.output_dir)
-    if not has_gpu():
-        raise BadRequest("a search is timed, and PyTorch finds no CUDA GPU here: chapter 15 shows what is recorded")
+    if why := why_no_gpu():
+        raise BadRequest(f"a search is timed, and {why}: chapter 15 shows what is recorded")
     console = make_console()
     machine = describe_machine("cuda")
     kernels = [kernel for kernel in SEARCHED if kernel.direction == options.direction]
@@ -271,7 +267,7 @@ def run(options: argparse.Namespace) -> int:
             searched = search(kernel, problem, made[kernel.name, problem], console)
         kept = [*(s for s in kept if (s.kernel, s.problem) != (searched.kernel, searched.problem)), searched]
         record = Search(
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            date=now(),
             machine=machine,
             versions=versions,
             searched=kept,

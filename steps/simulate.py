@@ -20,7 +20,6 @@ from tutorial_lib.command import (
     BadRequest,
     as_command,
     check_file,
-    check_writable,
     make_console,
     parser_of,
     whole_number,
@@ -32,7 +31,7 @@ RAGGED, EVEN = 300, 512  # lengths, of tiles that are not all full, and of full 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = parser_of("steps.simulate", __doc__)
-    parser.add_argument("step", nargs="?", help="number or name of a step, or a file that steps.show wrote")
+    parser.add_argument("step", help="number or name of a step, or a file that steps.show wrote")
     number = {"type": whole_number, "metavar": "N"}
     length = f"query length ({RAGGED}; {EVEN} for a file whose kernel wants full tiles)"
     parser.add_argument("--batch", default=1, help="(1)", **number)
@@ -49,7 +48,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--schedules", type=whole_number, default=1, metavar="N", help="run under N latencies (1)")
     parser.add_argument("--seed", type=int, metavar="N", help="the random latencies of this seed alone")
     parser.add_argument("--inputs", type=int, metavar="N", help="the inputs of this seed (new ones every time)")
-    parser.add_argument("--against-gpu", action="store_true", help="record all outputs beside a GPU's, and stop")
     parser.add_argument("--timeline", type=Path, metavar="FILE", help="draw the longest block's timeline, as PNG")
     return parser
 
@@ -58,10 +56,6 @@ def run(options: argparse.Namespace) -> int:
     if options.timeline:
         check_file("--timeline", options.timeline)
     console = make_console()
-    if options.against_gpu == bool(options.step):
-        raise BadRequest("expected either a step, or --against-gpu, which takes all of them")
-    if options.against_gpu:
-        return against_gpu(console)
     step, problem = asked(options)
     if options.sites:
         from tutorial_lib.simulator.breaking import broken
@@ -129,32 +123,6 @@ def _problem(options: argparse.Namespace, step):
     kind = {name: getattr(its, name) for name in ("head_dim", "dtype", "causal", "window")}
     kind |= {"heads": 2 * its.group_size, "kv_heads": 2}
     return of(EVEN if step.unsupported(of(RAGGED), "cpu") else RAGGED)
-
-
-def against_gpu(console) -> int:
-    """Record how far the simulator's outputs are from this GPU's."""
-    from steps.core.ladder import kernels_of
-    from steps.core.recorded import recorded_agreements
-    from steps.measuring import agreement
-    from tutorial_lib.files import RESULTS, write_whole
-    from tutorial_lib.hardware import describe_machine, has_gpu
-    from tutorial_lib.results import as_json
-
-    if not has_gpu():
-        raise BadRequest("--against-gpu needs a GPU")
-    check_writable("results", RESULTS)
-    arch, [problem, *_] = describe_machine("cuda")["arch"], agreement.PROBLEMS
-    able = [
-        step for step in kernels_of("forward") if step.backend in SIMULATED and step.unsupported(problem, arch) is None
-    ]
-    with console.status("compiling") as status:
-        found = agreement.measure(able, status.update)
-    path = RESULTS / found.machine["slug"] / "simulated.json"
-    write_whole(path, as_json(found))
-    agreement.update_readme(recorded_agreements(RESULTS))
-    console.print(agreement.sentence([found]), soft_wrap=True)
-    console.print(f"Written: {path}", soft_wrap=True)
-    return 0 if all(difference.agrees for difference in found.steps) else 1
 
 
 class Examination:

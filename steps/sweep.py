@@ -28,7 +28,15 @@ from itertools import zip_longest
 from pathlib import Path
 
 from steps.measuring.drawing import TIMED, problems
-from tutorial_lib.command import BadRequest, as_command, check_one_of, measure_or_show, parser_of, whole_number
+from tutorial_lib.command import (
+    BadRequest,
+    as_command,
+    check_one_of,
+    measure_or_show,
+    parser_of,
+    print_table,
+    whole_number,
+)
 from tutorial_lib.files import RESULTS
 
 NAME = "sweep.json"
@@ -104,13 +112,11 @@ def left_to_do(record, options: argparse.Namespace) -> list[tuple]:
 
 def read_or_begin(path: Path, machine: dict):
     """The sweep in a file, or one without rows where there is no file; raises BadRequest for a file of another kind."""
-    from datetime import UTC, datetime
-
     from tutorial_lib import records
+    from tutorial_lib.results import now
 
     if not path.exists():
-        date = datetime.now(UTC).isoformat(timespec="seconds")
-        return records.Sweep(schema=records.SCHEMA, date=date, machine=machine, rows=[])
+        return records.Sweep(date=now(), machine=machine, rows=[])
     found = records.recorded_sweeps(path.parent.parent)
     here = [record for record in found if record.machine["slug"] == path.parent.name]
     if not here:
@@ -132,22 +138,14 @@ def line(row) -> str:
 
 def show(console, record) -> None:
     """Of each pass the means by family, and all problems, the slowest beside the best of the others first."""
-    from rich.table import Table
-
     from tutorial_lib import tables
 
     console.print(tables.about_sweep(record), style="bold", soft_wrap=True)
     for timed, title in tables.TIMED.items():
         if rows := record.of(timed):
             console.print(f"\n{title[0].upper()}{title[1:]}:")
-            for headers, cells in (
-                (tables.FAMILY_HEADERS, tables.family_rows(rows)),
-                (tables.SWEPT_HEADERS, tables.swept_rows(rows)),
-            ):
-                table = Table(*headers, box=None)
-                for cell in cells:
-                    table.add_row(*cell)
-                console.print(table)
+            print_table(console, tables.FAMILY_HEADERS, tables.family_rows(rows))
+            print_table(console, tables.SWEPT_HEADERS, tables.swept_rows(rows))
     for told in tables.failed_rows(record):
         console.print(told, soft_wrap=True, markup=False)
 

@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from tutorial_lib.command import (
@@ -23,6 +22,7 @@ from tutorial_lib.command import (
     check_writable,
     make_console,
     parser_of,
+    print_table,
     whole_number,
 )
 from tutorial_lib.files import RESULTS
@@ -102,7 +102,7 @@ def measure(step, problem):
 
     from steps.core.order import processors
     from tutorial_lib import records, timing
-    from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn
+    from tutorial_lib.hardware import describe_machine, gpu_turn
     from tutorial_lib.passes import FORWARD
     from tutorial_lib.samples import latency_of
 
@@ -119,11 +119,8 @@ def measure(step, problem):
         for n in range(ROUNDS):
             order = sorted(calls, reverse=bool(n % 2))  # each is first in turn
             rounds.append({name: timing.take_sample(calls[name], plans[name]).milliseconds for name in order})
-    return records.Trace(
-        schema=records.SCHEMA,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=describe_machine("cuda"),
-        versions=describe_versions(),
+    return records.Trace.made_here(
+        describe_machine("cuda"),
         problem=problem.as_dict(),
         step=step.name,
         slowed=latency_of([r["traced"] / r["plain"] for r in rounds]),
@@ -191,15 +188,9 @@ def show(console, step, trace) -> None:
 
 def show_shares(console, trace, simulated: dict | None = None) -> None:
     """What each role spent its time on; simulated: the same shares on the simulator, shown in brackets."""
-    from rich.table import Table
-
     from tutorial_lib import tables
 
-    headers, rows = tables.trace_table(trace, simulated)
-    table = Table(*headers, box=None)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    print_table(console, *tables.trace_table(trace, simulated))
     console.print(tables.about_trace(trace), soft_wrap=True)
 
 

@@ -13,10 +13,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, as_command, measure_or_show, parser_of, whole_number
+from tutorial_lib.command import BadRequest, as_command, measure_or_show, parser_of, print_table, whole_number
 from tutorial_lib.files import RESULTS
 
 OTHERS = "SDPA, other weights and data"
@@ -46,7 +45,7 @@ def measure(options: argparse.Namespace, console):
     from steps.core.problems import HEADLINE
     from steps.measuring import training
     from tutorial_lib import records
-    from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn
+    from tutorial_lib.hardware import describe_machine, gpu_turn
     from tutorial_lib.problem import Problem
     from tutorial_lib.tables import SDPA, STEPS
 
@@ -80,11 +79,8 @@ def measure(options: argparse.Namespace, console):
             timed.append(
                 records.TrainingTime(problem=shape.as_dict(), steps=names, front_door=through, milliseconds=found)
             )
-    return records.Training(
-        schema=records.SCHEMA,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=machine,
-        versions=describe_versions(),
+    return records.Training.made_here(
+        machine,
         forward=forward.name,
         backward=backward.name,
         size=asdict(size),
@@ -111,19 +107,11 @@ def asked(name: str, direction: str, problem, arch: str):
 
 def show(console, record) -> None:
     """The losses at the end, and the times."""
-    from rich.table import Table
-
     from tutorial_lib import tables
 
     console.print(tables.about_training(record), style="bold", soft_wrap=True)
-    for headers, rows in (
-        (tables.LOSS_HEADERS, tables.loss_rows(record)),
-        (tables.TRAINING_HEADERS, tables.training_rows(record)),
-    ):
-        table = Table(*headers, box=None)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+    print_table(console, tables.LOSS_HEADERS, tables.loss_rows(record))
+    print_table(console, tables.TRAINING_HEADERS, tables.training_rows(record))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -39,7 +39,7 @@ def pins(text: str) -> dict[str, str]:
     """The versions that a requirements file names; raises BadRequest for a line of another form."""
     found = {}
     for line in filter(None, (line.partition("#")[0].strip() for line in text.splitlines())):
-        if not (parts := re.fullmatch(r"([a-z0-9-]+)==([\w.+!-]+)", line)):
+        if not (parts := re.fullmatch(r"([a-z0-9-]+)==([\w.+!-]+)(; .+)?", line)):
             raise BadRequest(f"requirements.txt: expected name==VERSION, got {line!r}")
         found[parts[1]] = parts[2]
     return found

@@ -3,10 +3,3 @@
 Nothing here knows a step. Each module is imported by name (``from tutorial_lib.problem import Problem``), so
 importing the package costs nothing.
 """
-
-import sys
-
-if sys.flags.optimize > 1:  # python -OO
-    from tutorial_lib import docstrings
-
-    docstrings.keep()

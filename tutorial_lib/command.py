@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,9 +23,9 @@ class OneLineParser(argparse.ArgumentParser):
         raise BadRequest(message)
 
 
-def parser_of(module: str, docstring: str | None, **settings) -> OneLineParser:
-    """The parser of ``python -m MODULE``, which the first paragraph of its docstring describes: ``-OO`` leaves none."""
-    return OneLineParser(prog=f"python -m {module}", description=docstring and docstring.split("\n\n")[0], **settings)
+def parser_of(module: str, docstring: str, **settings) -> OneLineParser:
+    """The parser of ``python -m MODULE``, which the first paragraph of its docstring describes."""
+    return OneLineParser(prog=f"python -m {module}", description=docstring.split("\n\n")[0], **settings)
 
 
 def as_command(
@@ -114,6 +114,16 @@ def make_console(**settings):
             return super().render_str(streams.spelled(text, self.encoding), **settings)
 
     return Told(highlight=False, width=None if sys.stdout.isatty() else 160, **settings)
+
+
+def print_table(console, headers: Sequence[str], rows: Iterable[Sequence[str]], **look) -> None:
+    """Rows of cells below their headers. look: as a rich table takes it; without it no lines are drawn."""
+    from rich.table import Table
+
+    table = Table(*headers, **({"box": None} | look))
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def measure_or_show(folder: Path, name: str, recorded: Callable, measure: Callable, show: Callable) -> int:

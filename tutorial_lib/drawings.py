@@ -158,31 +158,6 @@ def one_iteration(query: int, key: int, head_dim: int):
     return figure
 
 
-def ahead(copy: Sequence[float], compute: Sequence[float], stages: Sequence[int]):
-    """When tiles are copied and used, a panel a number of stages; each tile takes its own times."""
-    figure, grid = figure_with_axes(6.6, 1.25 * len(stages) + 0.4, len(stages), sharex=True, squeeze=False)
-    longest = 0.0
-    for axes, number in zip(grid[:, 0], stages):
-        copied, used = [], []
-        for j, (load, work) in enumerate(zip(copy, compute, strict=True)):
-            begin = max(used[j - number][1] if j >= number else 0, copied[-1][1] if copied else 0)
-            copied.append((begin, begin + load))
-            begin = max(copied[j][1], used[-1][1] if used else 0)
-            used.append((begin, begin + work))
-        for y, (spans, colour, hatch) in enumerate(((copied, "white", "//"), (used, SKY, ""))):
-            for j, (begin, end) in enumerate(spans):
-                axes.barh(y, end - begin, 0.8, left=begin, color=colour, hatch=hatch, edgecolor=BLUE)
-                box = {"facecolor": "white", "edgecolor": "none", "pad": 1} if hatch else None
-                axes.text((begin + end) / 2, y, str(j), ha="center", va="center", fontsize=8, bbox=box)
-        longest = max(longest, used[-1][1])
-        axes.set_yticks([0, 1], ["copied", "used"])
-        axes.invert_yaxis()
-        axes.set_title(f"{number} stage{'s' * (number > 1)}: ends at {used[-1][1]:g}", fontsize=9, loc="left")
-    grid[-1, 0].set_xlim(0, longest)
-    grid[-1, 0].set_xlabel("time (an example); numbers: the tile")
-    return figure
-
-
 # --- the five products of the backward pass ---
 
 PRODUCTS = (  # what comes out, its axes; the factors: name, axes, whether it lies the other way round

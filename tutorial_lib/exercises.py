@@ -1,8 +1,9 @@
 """Exercises: a function that the learner writes, and what is said of it.
 
-An exercise knows a right answer, three hints, and wrong answers that people give. Subclasses judge: ``Plain`` calls
-the function by itself; ``steps.exercises.in_kernel`` runs it inside a step's kernel. What is not filled in yet holds
-``...`` in its chapter.
+An exercise knows a right answer, three hints, and wrong answers that people give. Subclasses judge: ``Compared`` sets
+the function beside the right answer, ``Plain`` leaves it to a judge of its own, and ``steps.exercises.in_kernel`` runs
+it inside a step's kernel. A mistake is known by its numbers: where a function gives what one of the wrong answers
+gives, the message says which. What is not filled in yet holds ``...`` in its chapter.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import re
 import secrets
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 
 from tutorial_lib.display import Html, Page, code
+from tutorial_lib.values import alike, difference, fits, is_tensor, kind_of
 
 Judge = Callable[[Callable, random.Random], "str | None"]
 
@@ -27,14 +31,23 @@ Judge = Callable[[Callable, random.Random], "str | None"]
 class Wrong:
     """An answer that some people give. what: the mistake. says: words that the message for it must hold.
 
-    The answer is ``source``, or the solution with ``old``, which stands there once, replaced by ``new``.
+    Without ``says`` the message names the mistake itself, and ``what`` ends the sentence "This is what comes out when".
+    The answer is ``source``; or the solution with ``old``, which stands there once, replaced by ``new``; or it is
+    without the one line that holds ``without``, which then stands behind the one that holds ``behind``, or nowhere.
     """
 
     what: str
-    says: str
+    says: str = ""
     old: str = ""
     new: str = ""
     source: str = ""
+    without: str = ""
+    behind: str = ""
+
+    @property
+    def told(self) -> str:
+        """What the message for it holds."""
+        return self.says or self.what
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +89,43 @@ class Exercise(ABC):
         return Verdict(wrong is None, wrong or self.debrief, source)
 
     def wrong_source(self, wrong: Wrong) -> str:
-        """The text of a wrong answer. Raises ValueError where the solution does not hold ``old`` once."""
-        if wrong.source:
-            return clean(wrong.source)
-        if (found := clean(self.solution).count(wrong.old)) != 1:
-            raise ValueError(f"{self.name}, {wrong.what}: {wrong.old!r} stands in the solution {found} times, not once")
-        return clean(self.solution).replace(wrong.old, wrong.new)
+        """The text of a wrong answer. Raises ValueError where the solution does not hold once what is replaced."""
+        solution = clean(self.solution)
+        for text in filter(None, (wrong.old, wrong.without, wrong.behind)):
+            if (found := solution.count(text)) != 1:
+                raise ValueError(f"{self.name}, {wrong.what}: {text!r} stands in the solution {found} times, not once")
+        if not wrong.without:
+            return clean(wrong.source) if wrong.source else solution.replace(wrong.old, wrong.new)
+        made = []
+        [moved] = (line.strip() for line in solution.splitlines() if wrong.without in line)
+        for line in solution.splitlines():
+            made += [line] if wrong.without not in line else []
+            if wrong.behind and wrong.behind in line:
+                made.append(line[: len(line) - len(line.lstrip())] + moved)
+        return clean("\n".join(made))
+
+    def answer(self, wrong: Wrong | None = None) -> Callable:
+        """The solution as a function, or a wrong answer."""
+        return define(self.wrong_source(wrong) if wrong else self.solution, self.function)
+
+    def recognised(
+        self, seen: Sequence[tuple[tuple, object]], close: float = 1e-3, through: Callable | None = None
+    ) -> str:
+        """The mistakes that give all that was seen, as (arguments, result), in a sentence; empty where none does.
+
+        close: as ``alike`` has it. through: what the results come from, where that is not the function itself: it takes
+        the function, and then the arguments.
+        """
+
+        def gives(answer: Callable) -> bool:
+            call = partial(through, answer) if through else answer
+            try:
+                return all(alike(call(*deepcopy(case)), result, close) for case, result in seen)
+            except Exception:  # another mistake than that of who is judged
+                return False
+
+        found = [wrong.what for wrong in self.wrong if not wrong.says and gives(self.answer(wrong))]
+        return f" **This is what comes out when {', or when '.join(found)}.**" if found else ""
 
     def help(self) -> Html:
         """The hints and the solution, each folded into the one before, so that nobody sees more than they ask for."""
@@ -102,6 +146,38 @@ class Plain(Exercise):
 
     def judge(self, function, chance):
         return self.by(function, chance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared(Exercise):
+    """The function gives what the solution gives, on every case.
+
+    cases: from a source of chance, tuples of arguments. right: what a function must give, where the solution is not
+    asked. told: what a case means, from its arguments; it follows the difference. named: how a call is written, where
+    its arguments are too long to be shown. close: as ``alike`` has it.
+    """
+
+    cases: Callable[[random.Random], Iterable[tuple]] = field(repr=False)
+    right: Callable | None = None
+    told: Callable[..., str] | None = None
+    named: Callable[..., str] | None = None
+    close: float = 1e-6
+
+    def judge(self, function, chance):
+        right, wrong, seen = self.right or self.answer(), "", []
+        for case in self.cases(chance):
+            mine, theirs = function(*deepcopy(case)), right(*deepcopy(case))
+            call = self.named(*case) if self.named else f"{self.function}({', '.join(map(repr, case))})"
+            if not fits(mine, theirs):
+                came = kind_of(mine) if is_tensor(mine) else repr(mine)
+                return wrong or f"`{call}` must be {kind_of(theirs)}. This came: `{came}`."
+            first = not wrong and not alike(mine, theirs, self.close)
+            if first:
+                wrong = f"`{call}` {difference(mine, theirs, self.close)}." + (
+                    f" {self.told(*case)}" if self.told else ""
+                )
+            seen.insert(0 if first else len(seen), (case, mine))  # few mistakes give what is wrong
+        return wrong + self.recognised(seen, self.close) if wrong else None
 
 
 @dataclass(frozen=True)
@@ -146,21 +222,6 @@ def unfilled(source: str) -> str | None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node.value is Ellipsis and id(node) not in indices:
             return source.splitlines()[node.lineno - 1].strip()
-    return None
-
-
-def first_wrong(
-    function: Callable, right: Callable, cases: Iterable[tuple], told: Callable[..., str] | None = None
-) -> str | None:
-    """Where a function of plain arguments first differs from the right one: "f(3, 2) is 1, not 0".
-
-    told: says what a case means, from its arguments; it follows the difference.
-    """
-    for case in cases:
-        mine, theirs = function(*case), right(*case)
-        if mine != theirs:
-            call = f"`{function.__name__}({', '.join(map(repr, case))})`"
-            return f"{call} must be {theirs!r}, and yours gives {mine!r}." + (f" {told(*case)}" if told else "")
     return None
 
 

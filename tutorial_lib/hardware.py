@@ -12,20 +12,35 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tutorial_lib.architectures import ARCHITECTURES
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
 WAITS: list[Callable[[bool], None]] = []  # see ``gpu_turn``
+NO_GPU = "PyTorch finds no CUDA GPU here"
 PACKAGES = ("torch", "triton", "cuda-tile", "nvidia-cuda-tileiras", "flash-attn-4", "tokenspeed-fa3", "tilegym")
 
 
 def has_gpu() -> bool:
-    """Whether PyTorch can use a CUDA GPU here."""
+    """Whether there is a GPU here that PyTorch can use and the compilers make code for."""
+    return why_no_gpu() is None
+
+
+def why_no_gpu() -> str | None:
+    """Why kernels run on the CPU here, as a clause; None where there is a GPU for them.
+
+    On a GPU that is older than what the compilers know, kernels run on the CPU as if there were none.
+    """
     import torch
 
-    return torch.cuda.is_available()
+    if not torch.cuda.is_available():
+        return NO_GPU
+    if (arch := architecture_of(0)) not in ARCHITECTURES:
+        return f"the compilers make no code for the GPU here, which is {arch}"
+    return None
 
 
 def architecture_of(gpu: int | torch.device) -> str:

@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tutorial_lib import layouts
+from tutorial_lib.layouts import holders
 from tutorial_lib.plots import GREY, figure_with_axes
 
 SHADES = ("#ffffff", "#d9e8f3", "#b3d1e8", "#8cbadc")  # of lanes that are neighbours, or of warps
-
-
-def holders(layout, shape: Sequence[int]) -> dict[tuple[int, ...], list[tuple[int, int, int]]]:
-    """element -> (warp, lane, register) of all that hold it, in the order of their numbers."""
-    registers, lanes, warps = layouts._bases(layout, shape)
-    found: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
-    for warp in range(1 << len(warps)):
-        for lane in range(1 << len(lanes)):
-            for register in range(1 << len(registers)):
-                index = (0,) * len(shape)
-                for number, bases in ((warp, warps), (lane, lanes), (register, registers)):
-                    for bit, base in enumerate(bases):
-                        if number >> bit & 1:
-                            index = tuple(i ^ b for i, b in zip(index, base))
-                found.setdefault(index, []).append((warp, lane, register))
-    return found
 
 
 def draw(tiles: Sequence[tuple[str, object, tuple[int, int]]], rows: int | None = None, below: str = "column"):

@@ -55,22 +55,33 @@ def _bases(layout, shape: Sequence[int]) -> tuple[list, list, list]:
     return linear.reg_bases, linear.lane_bases, linear.warp_bases
 
 
+def _element(axes: int, *parts: tuple[int, list]) -> tuple[int, ...]:
+    """The indices of an element along so many axes; parts: a number, and what each of its bits adds to them."""
+    index = (0,) * axes
+    for number, bases in parts:
+        for bit, base in enumerate(bases):
+            if number >> bit & 1:
+                index = tuple(i ^ b for i, b in zip(index, base))
+    return index
+
+
+def holders(layout, shape: Sequence[int]) -> dict[tuple[int, ...], list[tuple[int, int, int]]]:
+    """element -> (warp, lane, register) of all that hold it, in the order of their numbers."""
+    bases = _bases(layout, shape)
+    found: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
+    for warp, lane, register in product(*(range(1 << len(of)) for of in reversed(bases))):
+        index = _element(len(shape), *zip((register, lane, warp), bases))
+        found.setdefault(index, []).append((warp, lane, register))
+    return found
+
+
 def held_by(layout, shape: Sequence[int]):
     """A boolean array [warps, *shape]: which warp holds which element of a tile in registers."""
     import numpy
 
-    registers, lanes, warps = _bases(layout, shape)
-    held = numpy.zeros((1 << len(warps), *shape), dtype=bool)
-    within = [(0,) * len(shape)]
-    for base in [*registers, *lanes]:
-        within += [tuple(i ^ b for i, b in zip(index, base)) for index in within]
-    for warp in range(len(held)):
-        start = [0] * len(shape)
-        for bit, base in enumerate(warps):
-            if warp >> bit & 1:
-                start = [i ^ b for i, b in zip(start, base)]
-        for index in within:
-            held[(warp, *(i ^ b for i, b in zip(index, start)))] = True
+    held = numpy.zeros((1 << len(_bases(layout, shape)[2]), *shape), dtype=bool)
+    for index, who in holders(layout, shape).items():
+        held[(sorted({warp for warp, _, _ in who}), *index)] = True
     return held
 
 
@@ -190,19 +201,11 @@ def lds_cycles(arch: str, instruction: str, layout, shape: Sequence[int], addres
     """
     registers, lanes, _ = _bases(layout, shape)
     at_once = READS[instruction] // ELEMENT
-
-    def element(number: int, bases: list) -> tuple[int, ...]:
-        index = (0,) * len(shape)
-        for n, base in enumerate(bases):
-            if number >> n & 1:
-                index = tuple(i ^ b for i, b in zip(index, base))
-        return index
-
     cycles = least = 0
     for first in range(0, 1 << len(registers), at_once):
-        held = [element(register, registers) for register in range(first, first + at_once)]
+        held = [_element(len(shape), (register, registers)) for register in range(first, first + at_once)]
         for group in groups_of_lanes(arch, instruction):
-            of_lanes = [element(lane, lanes) for lane in group]
+            of_lanes = [_element(len(shape), (lane, lanes)) for lane in group]
             words = {address(*(a ^ b for a, b in zip(x, y))) // WORD for x in of_lanes for y in held}
             cycles += max(Counter(word % LDS_BANKS[arch] for word in words).values())
             least += -(-len(words) // LDS_BANKS[arch])

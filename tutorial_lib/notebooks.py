@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tutorial_lib import colab
 from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of
 from tutorial_lib.course import Chapter, chapters_of
 from tutorial_lib.files import write_whole
@@ -67,7 +68,11 @@ def read_source(path: Path):
     link_terms(notebook, path)
     first = notebook.cells[0]
     title, _, text = first.source.partition("\n")
-    first.source = f"{title}\n\n{chapters[path.stem].line(headings)}\n{text}".rstrip()
+    under = chapters[path.stem].line(headings)
+    if chapters[path.stem].place and (repository := colab.repository(path.parent)):
+        under += f"\n\n{colab.badge(repository, path.stem)}\n"
+        notebook.cells.insert(1, nbformat.v4.new_code_cell(colab.cell(repository)))
+    first.source = f"{title}\n\n{under}\n{text}".rstrip()
     notebook.cells.append(nbformat.v4.new_markdown_cell(_neighbours(path.stem, list(chapters.values()))))
     seen = Counter()
     for cell in notebook.cells:

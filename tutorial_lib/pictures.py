@@ -97,51 +97,60 @@ def units(kernels: Sequence[tuple[str, object, float | None]]):
     return figure
 
 
-def timeline(stages: Sequence[int], copy: float = 1.0, compute: float = 1.4, tiles: int = 5):
-    """When tiles are copied and when they are used, a panel a number of stages; times are an example's."""
-    figure, grid = figure_with_axes(6.6, 1.25 * len(stages) + 0.4, len(stages), sharex=True, squeeze=False)
-    longest = 0.0
-    for axes, number in zip(grid[:, 0], stages):
-        copied, used = [], []
-        for n in range(tiles):
-            free = 0.0 if n < number else used[n - number][1]  # the buffer's last user is done
-            begin = max(free, copied[-1][1] if copied else 0.0)
-            copied.append((begin, begin + copy))
-            begin = max(copied[n][1], used[-1][1] if used else 0.0)
-            used.append((begin, begin + compute))
-        for y, (spans, colour, hatch) in enumerate(((copied, "white", "//"), (used, SKY, ""))):
-            for n, (begin, end) in enumerate(spans):
-                axes.barh(y, end - begin, 0.8, left=begin, color=colour, hatch=hatch, edgecolor=BLUE)
-                axes.text((begin + end) / 2, y, str(n), ha="center", va="center", fontsize=8)
-        longest = max(longest, used[-1][1])
-        axes.set_yticks([0, 1], ["copied", "used"])
+Span = tuple[int, str, float, float, dict]  # of a lane: its number, a label, begin, end, how the bar looks
+
+
+def _lanes(panels: Mapping[str, Sequence[Span]], lanes: Sequence[str], xlabel: str, each: float = 0.5):
+    """What goes on in lanes, one below the other; each: inches of a lane. panels: by what stands in front of their end.
+
+    A hatched bar has its label on white.
+    """
+    counts = [min(len(lanes), 1 + max(lane for lane, *_ in spans)) for spans in panels.values()]
+    figure, grid = figure_with_axes(
+        6.8, each * sum(counts) + 0.45 * len(panels), len(panels), sharex=True, squeeze=False, height_ratios=counts
+    )
+    for axes, count, (title, spans) in zip(grid[:, 0], counts, panels.items()):
+        for lane, label, begin, end, look in spans:
+            axes.barh(lane, end - begin, 0.8, left=begin, edgecolor=BLUE, **look)
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 1} if look.get("hatch") else None
+            axes.text((begin + end) / 2, lane, label, ha="center", va="center", fontsize=7, bbox=box)
+        axes.set_yticks(range(count), lanes[:count], fontsize=8)
         axes.invert_yaxis()
-        axes.set_title(f"{number} stage{'s' * (number > 1)}: {used[-1][1]:.1f} units of time", fontsize=9, loc="left")
-    grid[-1, 0].set_xlim(0, longest)
-    grid[-1, 0].set_xlabel("time (an example); numbers: the tile")
+        axes.set_title(title.format(max(end for _, _, _, end, _ in spans)), fontsize=9, loc="left")
+    grid[-1, 0].set_xlim(left=0)
+    grid[-1, 0].set_xlabel(xlabel, fontsize=8)
     return figure
+
+
+def ahead(copy: Sequence[float], compute: Sequence[float], stages: Sequence[int]):
+    """When tiles are copied and used, a panel a number of stages; each tile takes its own times."""
+    panels = {}
+    for number in stages:
+        spans, copied, used = [], 0.0, []
+        for j, (load, work) in enumerate(zip(copy, compute, strict=True)):
+            begin = max(used[j - number] if j >= number else 0.0, copied)  # the buffer's last user is done
+            copied = begin + load
+            spans.append((0, str(j), begin, copied, {"color": "white", "hatch": "//"}))
+            begin = max(copied, used[-1] if used else 0.0)
+            used.append(begin + work)
+            spans.append((1, str(j), begin, used[-1], {"color": SKY}))
+        panels[f"{number} stage{'s' * (number > 1)}: ends at {{:g}}"] = spans
+    return _lanes(panels, ("copied", "used"), "time (an example); numbers: the tile", 0.55)
 
 
 def ranks(panels: Mapping[str, Sequence[tuple[int, int, float, float]]], unit: str = "ms"):
     """When ranks compute. panels: title -> (rank, iteration, begin, end) of everything that is computed."""
-    lanes = [1 + max(rank for rank, *_ in found) for found in panels.values()]
-    figure, grid = figure_with_axes(
-        6.8, 0.3 * sum(lanes) + 0.45 * len(panels), len(panels), sharex=True, squeeze=False, height_ratios=lanes
-    )
-    for axes, count, (title, found) in zip(grid[:, 0], lanes, panels.items()):
-        for rank, iteration, begin, end in found:
-            if end > begin:
-                axes.barh(rank, end - begin, 0.8, left=begin, color="white" if iteration % 2 else SKY, edgecolor=BLUE)
-                axes.text((begin + end) / 2, rank, str(iteration), ha="center", va="center", fontsize=7)
-        last = max(end for *_, end in found)
-        axes.set_yticks(range(count), [f"rank {rank}" for rank in range(count)], fontsize=7)
-        axes.invert_yaxis()
-        axes.set_title(f"{title}: {last:.3g} {unit}", fontsize=9, loc="left")
-    grid[-1, 0].set_xlim(left=0)
-    grid[-1, 0].set_xlabel(
-        f"{unit}, by the model; numbers: the iteration; no bar: nothing to compute, or waiting", fontsize=8
-    )
-    return figure
+    drawn = {
+        f"{title}: {{:.3g}} {unit}": [
+            (rank, str(iteration), begin, end, {"color": "white" if iteration % 2 else SKY})
+            for rank, iteration, begin, end in found
+            if end > begin
+        ]
+        for title, found in panels.items()
+    }
+    most = 1 + max(rank for found in panels.values() for rank, *_ in found)
+    told = f"{unit}, by the model; numbers: the iteration; no bar: nothing to compute, or waiting"
+    return _lanes(drawn, [f"rank {rank}" for rank in range(most)], told, 0.3)
 
 
 def iterations(panels: Mapping[str, bool], product: float = 2.0, softmax: float = 4.0, tiles: int = 4):
@@ -149,29 +158,20 @@ def iterations(panels: Mapping[str, bool], product: float = 2.0, softmax: float 
 
     A model of two units: tensor cores, and everything that the softmax needs; times are an example's.
     """
-    figure, grid = figure_with_axes(6.8, 1.35 * len(panels) + 0.4, len(panels), sharex=True, squeeze=False)
-    longest = 0.0
-    for axes, (title, overlap) in zip(grid[:, 0], panels.items()):
-        spans = _iterations(overlap, product, softmax, tiles)
-        for unit, label, begin, end in spans:
-            axes.barh(unit, end - begin, 0.8, left=begin, color=SKY, edgecolor=BLUE)
-            axes.text((begin + end) / 2, unit, label, ha="center", va="center", fontsize=7)
-        last = max(end for *_, end in spans)
-        longest = max(longest, last)
-        axes.set_yticks([0, 1], ["tensor cores", "softmax"])
-        axes.invert_yaxis()
-        axes.set_title(f"{title}: {last:.3g} units of time", fontsize=9, loc="left")
-    grid[-1, 0].set_xlim(0, longest)
-    grid[-1, 0].set_xlabel("time (an example)\nQ: QK product, S: softmax, P: PV product, of tile 0, 1, ...", fontsize=8)
-    return figure
+    drawn = {
+        f"{title}: {{:.3g}} units of time": _iterations(overlap, product, softmax, tiles)
+        for title, overlap in panels.items()
+    }
+    told = "time (an example)\nQ: QK product, S: softmax, P: PV product, of tile 0, 1, ..."
+    return _lanes(drawn, ("tensor cores", "softmax"), told, 0.6)
 
 
-def _iterations(overlap: bool, product: float, softmax: float, tiles: int) -> list[tuple]:
-    """(unit, label, begin, end) of every operation of one warpgroup."""
+def _iterations(overlap: bool, product: float, softmax: float, tiles: int) -> list[Span]:
+    """Every operation of one warpgroup."""
     spans = []
 
     def run(unit: int, label: str, begin: float, length: float) -> float:
-        spans.append((unit, label, begin, begin + length))
+        spans.append((unit, label, begin, begin + length, {"color": SKY}))
         return begin + length
 
     now = 0.0

@@ -85,18 +85,17 @@ class Problem:
         if self.head_dim_v == self.head_dim:
             object.__setattr__(self, "head_dim_v", None)
         for name in ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_kv", "head_dim", "head_dim_v"):
-            value = getattr(self, name)
-            if value is None and name == "head_dim_v":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            if (value := getattr(self, name)) is not None or name != "head_dim_v":
+                check_count(name, value)
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads ({self.heads}), got {self.kv_heads}")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale must be a finite number, got {self.scale!r}")
-        if self.softcap is not None and not 0 < self.softcap < math.inf:
+        object.__setattr__(self, "causal", flag("causal", self.causal))
+        for name in ("scale", "softcap"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, number(name, value))
+        if self.softcap is not None and self.softcap <= 0:
             raise ValueError(f"softcap must be a finite number above 0, got {self.softcap!r}")
         if not isinstance(self.sinks, bool):
             raise ValueError(f"sinks must be True or False, got {self.sinks!r}")
@@ -117,8 +116,7 @@ class Problem:
                 )
 
     def _check_pages(self) -> None:
-        if not isinstance(self.page_size, int) or isinstance(self.page_size, bool) or self.page_size < 1:
-            raise ValueError(f"page_size must be a whole number of at least 1, got {self.page_size!r}")
+        check_count("page_size", self.page_size)
         if others := [name for name in self.features if name != "page_size"]:
             raise ValueError(f"page_size goes with no other feature, got {', '.join(others)}, too")
         if self.seq_len_q > self.seq_len_kv:
@@ -128,29 +126,29 @@ class Problem:
             )
 
     def _check_lengths(self) -> None:
-        lengths = tuple(self.lengths or ())
-        lengths_kv = lengths if self.lengths_kv is None else tuple(self.lengths_kv)
+        lengths, lengths_kv = self.lengths, self.lengths if self.lengths_kv is None else self.lengths_kv
         for name, found, total in (
             ("lengths", lengths, self.seq_len_q),
             ("lengths_kv", lengths_kv, self.seq_len_kv),
         ):
-            if not found or not all(isinstance(n, int) and n > 0 for n in found):
-                raise ValueError(f"{name} must be whole numbers of at least 1, got {found}")
+            if not isinstance(found, tuple | list) or not found or not all(map(_is_count, found)):
+                raise ValueError(f"{name} must be whole numbers of at least 1, got {found!r}")
             if sum(found) != total:
                 raise ValueError(f"{name} must add up to the tensor's {total} tokens, got {sum(found)}")
         if len(lengths) != len(lengths_kv):
             raise ValueError(f"lengths_kv must be as many as lengths ({len(lengths)}), got {len(lengths_kv)}")
         if self.batch != 1:
             raise ValueError(f"batch must be 1 where sequences are packed into one tensor, got {self.batch}")
-        object.__setattr__(self, "lengths", lengths)
-        object.__setattr__(self, "lengths_kv", None if lengths_kv == lengths else lengths_kv)
+        object.__setattr__(self, "lengths", tuple(lengths))
+        object.__setattr__(self, "lengths_kv", None if tuple(lengths_kv) == tuple(lengths) else tuple(lengths_kv))
 
     @classmethod
     def packed(cls, lengths: Sequence[int], lengths_kv: Sequence[int] | None = None, **fields) -> Problem:
         """The problem of sequences of these lengths, packed into one tensor; fields: all but lengths and batch."""
         keys = lengths if lengths_kv is None else lengths_kv
-        sums = {"batch": 1, "seq_len_q": sum(lengths), "seq_len_kv": sum(keys)}
-        return cls(**sums, lengths=tuple(lengths), lengths_kv=tuple(keys), **fields)
+        tokens = [sum(x) if isinstance(x, tuple | list) and all(map(_is_count, x)) else 1 for x in (lengths, keys)]
+        sums = {"batch": 1, "seq_len_q": tokens[0] or 1, "seq_len_kv": tokens[1] or 1}  # what is wrong is told below
+        return cls(**sums, lengths=lengths, lengths_kv=keys, **fields)
 
     @classmethod
     def of(
@@ -199,8 +197,8 @@ class Problem:
             head_dim=head_dim,
             head_dim_v=v.shape[3],
             dtype=str(q.dtype).removeprefix("torch."),
-            causal=flag("causal", causal),
-            scale=None if scale is None else number("scale", scale),
+            causal=causal,
+            scale=scale,
             **features,
         )
 
@@ -353,6 +351,8 @@ def number(name: str, value) -> float:
     if getattr(value, "requires_grad", False):
         raise ValueError(f"{name} must be a number, got a tensor that requires a gradient: pass {name}.item()")
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError  # float would read it
         found = float(value)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
@@ -372,10 +372,19 @@ def flag(name: str, value) -> bool:
     raise ValueError(f"{name} must be True or False, got {came}")
 
 
+def _is_count(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def check_count(name: str, value) -> None:
+    """Raises ValueError for what is no whole number of at least 1."""
+    if not _is_count(value):
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
 def check_window(window: int, causal: bool) -> None:
     """Raises ValueError for what is no sliding window, or goes without a causal mask."""
-    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-        raise ValueError(f"window must be a whole number of at least 1, got {window!r}")
+    check_count("window", window)
     if window >= 2**31:
         raise ValueError(f"window must be less than 2^31, got {window}: without one every key is seen")
     if not causal:

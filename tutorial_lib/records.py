@@ -6,27 +6,43 @@ Files of older schemas, and those that are no such record, are passed over: they
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import (
-    Field,
-    ValidationError,
-)
+from pydantic import Field, ValidationError
 
 from tutorial_lib import timing
-from tutorial_lib.problem import Problem
-from tutorial_lib.results import (
-    Latency,
-    Naming,
-    Record,
-    StepName,
-    Sustained,
-    compilers,
-    folder_name,
-)
+from tutorial_lib.results import Latency, Naming, OnProblem, Record, StepName, Sustained, compilers, folder_name, now
 
 SCHEMA = 2
+
+
+class Dated(Record):
+    """Something that was found on one machine. FILES: where such records are, in a folder of results."""
+
+    FILES: ClassVar[str]
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+
+class Versioned(Dated):
+    """With the versions of everything that it depends on."""
+
+    versions: dict[str, str]
+
+    @classmethod
+    def made_here(cls, machine: dict, **fields) -> Self:
+        """A record of this moment, with what is installed here."""
+        from tutorial_lib.hardware import describe_versions
+
+        return cls(schema=SCHEMA, date=now(), machine=machine, versions=describe_versions(), **fields)
 
 
 class Survey(Record):
@@ -70,7 +86,7 @@ class Found(Record):
     shared_bytes: int
 
 
-class Searched(Record):
+class Searched(Record, OnProblem):
     """A search on one problem, the fastest first, and why the others failed.
 
     kernel: which of the step's kernels, where it has several. step: the step's name. date: when it was searched. Older
@@ -84,17 +100,10 @@ class Searched(Record):
     found: list[Found]
     failed: dict[str, str]
 
-    def the_problem(self) -> Problem:
-        return Problem(**self.problem)
 
-
-class Search(Record):
+class Search(Versioned):
     """What was searched on one machine. date, machine and versions: of the newest part."""
 
-    schema_: Literal[2] = Field(SCHEMA, alias="schema")
-    date: str
-    machine: dict
-    versions: dict[str, str]
     searched: list[Searched]
 
     @property
@@ -122,28 +131,22 @@ class Load(Record):
     sustained: Sustained
 
 
-class Physics(Record):
+class Physics(Versioned):
     """What a machine does whatever the kernel: the rates of its units in clocks, and what power does to its clock."""
 
-    schema_: Literal[2] = Field(SCHEMA, alias="schema")
-    date: str
-    machine: dict
-    versions: dict[str, str]
+    FILES = "*/physics.json"
+
     problem: dict  # of the attention among the loads
     rates: list[UnitRate]
     loads: list[Load]
     notes: list[str] = Field(default_factory=list)
-
-    @property
-    def day(self) -> str:
-        return self.date[:10]
 
     def rate(self, name: str) -> float | None:
         """The median rate of a unit, or None where it was not measured."""
         return next((r.a_clock.median for r in self.rates if r.name == name), None)
 
 
-class Trace(Record):
+class Trace(Versioned, OnProblem):
     """When the roles of a kernel's blocks waited, issued products and took their softmax, in clocks of the SM.
 
     slowed: how many times as long the kernel took with the stamps. clocks: of the traced blocks, the median.
@@ -151,10 +154,8 @@ class Trace(Record):
     (role, kind, label, begin, end), kinds as ``steps.writing.stamps`` has them; those near its start and its end.
     """
 
-    schema_: Literal[2] = Field(SCHEMA, alias="schema")
-    date: str
-    machine: dict
-    versions: dict[str, str]
+    FILES = "*/*/trace_*.json"
+
     problem: dict
     step: StepName
     slowed: Latency  # a factor; no milliseconds
@@ -163,45 +164,12 @@ class Trace(Record):
     shares: dict[str, dict[str, float]]
     events: list[tuple[str, str, str, int, int]]
 
-    def the_problem(self) -> Problem:
-        return Problem(**self.problem)
-
-    @property
-    def day(self) -> str:
-        return self.date[:10]
-
     @property
     def compilers(self) -> str:
         return compilers(self.versions)
 
 
-class Difference(Record):
-    """Between a step's output on a GPU and on the simulator: the largest, over so many problems.
-
-    allowed: for that problem, what ``tutorial_lib.accuracy`` allows between an output and the exact one.
-    """
-
-    step: StepName
-    problems: int
-    largest: float
-    allowed: float
-
-    @property
-    def agrees(self) -> bool:
-        return self.largest <= self.allowed  # False for NaN
-
-
-class Agreement(Record):
-    """Whether the same inputs give the same output on a GPU and on the simulator, up to the order of sums."""
-
-    schema_: Literal[2] = Field(SCHEMA, alias="schema")
-    date: str
-    machine: dict
-    versions: dict[str, str]
-    steps: list[Difference]
-
-
-class TrainingTime(Record):
+class TrainingTime(Record, OnProblem):
     """Attention with its gradients, called eagerly: milliseconds of every round, by contender.
 
     steps: of both passes; front_door: whether they were called through ``steps.attention``.
@@ -213,16 +181,14 @@ class TrainingTime(Record):
     milliseconds: dict[str, list[float]]
 
 
-class Training(Record):
+class Training(Versioned):
     """A small transformer trained with SDPA and with steps (``steps.train``).
 
     losses: of every training step, nats a token, by what computed attention. floor: the least that the data allow.
     """
 
-    schema_: Literal[2] = Field(SCHEMA, alias="schema")
-    date: str
-    machine: dict
-    versions: dict[str, str]
+    FILES = "*/training.json"
+
     forward: StepName
     backward: StepName
     size: dict
@@ -235,31 +201,10 @@ class Training(Record):
         return self.date[:10]
 
 
-class OpinionOn(Record):
-    """A problem, timed in several ways: of every round milliseconds a call, by step and by way (``tables.WAYS``)."""
-
-    problem: dict
-    rounds: list[dict[StepName, dict[str, float]]]
-
-
-class Opinion(Record):
-    """Steps, timed by our rule and by another (``steps.second_opinion``)."""
-
-    schema_: Literal[2] = Field(SCHEMA, alias="schema")
-    date: str
-    machine: dict
-    versions: dict[str, str]
-    timed: list[OpinionOn]
-
-    @property
-    def day(self) -> str:
-        return self.date[:10]
-
-
 FRONT_DOOR, BASELINE = "steps.attention", "sdpa"  # the contenders of a sweep that take every problem
 
 
-class Swept(Record):
+class Swept(Record, OnProblem):
     """A problem of a sweep: milliseconds a call in every round, by contender; ``Sweep`` says what a call is.
 
     family, model: from which it was drawn; seed: of the drawing. steps: by which ``steps.attention`` computes it: one,
@@ -283,9 +228,6 @@ class Swept(Record):
     max_error: float | None = None
     limit: float | None = None
     failure: str | None = None
-
-    def the_problem(self) -> Problem:
-        return Problem(**self.problem)
 
     @property
     def correct(self) -> bool | None:
@@ -318,7 +260,7 @@ class Swept(Record):
         return timing.speedup(self.milliseconds[name], self.milliseconds[FRONT_DOOR])
 
 
-class Sweep(Record):
+class Sweep(Dated):
     """``steps.attention`` beside all others on problems that people bring (``steps.sweep``).
 
     A call is attention without gradients ("forward"), the gradients alone, by autograd ("backward"), or both
@@ -326,14 +268,9 @@ class Sweep(Record):
     time included. date: of the newest row.
     """
 
-    schema_: Literal[2] = Field(SCHEMA, alias="schema")
-    date: str
-    machine: dict
-    rows: list[Swept]
+    FILES = "*/sweep.json"
 
-    @property
-    def day(self) -> str:
-        return self.date[:10]
+    rows: list[Swept]
 
     def of(self, timed: str) -> list[Swept]:
         """The timed rows of a pass, the slowest beside the best of the others first."""
@@ -341,29 +278,12 @@ class Sweep(Record):
         return sorted(rows, key=lambda row: row.ratio(row.best_peer).median)
 
 
-def recorded_physics(folder: Path) -> list[Physics]:
-    """Every readable ``<machine>/physics.json`` under ``folder``, newest first."""
-    return _readable(Physics, Path(folder).glob("*/physics.json"))
+def recorded(kind: type[Dated], folder: Path, today: Naming | None = None) -> list:
+    """Every readable record of a kind under ``folder``, newest first. today: by which names steps are known."""
+    return _readable(kind, Path(folder).glob(kind.FILES), today)
 
 
-def recorded_trainings(folder: Path, today: Naming | None = None) -> list[Training]:
-    """Every readable ``<machine>/training.json`` under ``folder``, newest first."""
-    return _readable(Training, Path(folder).glob("*/training.json"), today)
-
-
-def recorded_opinions(folder: Path, today: Naming | None = None) -> list[Opinion]:
-    """Every readable ``<machine>/second_opinion.json`` under ``folder``, newest first."""
-    return _readable(Opinion, Path(folder).glob("*/second_opinion.json"), today)
-
-
-def recorded_sweeps(folder: Path, today: Naming | None = None) -> list[Sweep]:
-    """Every readable ``<machine>/sweep.json`` under ``folder``, newest first."""
-    return _readable(Sweep, Path(folder).glob("*/sweep.json"), today)
-
-
-def recorded_agreements(folder: Path, today: Naming | None = None) -> list[Agreement]:
-    """Every readable ``<machine>/simulated.json`` under ``folder``, newest first."""
-    return _readable(Agreement, Path(folder).glob("*/simulated.json"), today)
+recorded_physics, recorded_trainings, recorded_sweeps = (partial(recorded, kind) for kind in (Physics, Training, Sweep))
 
 
 def recorded_traces(folder: Path, step: str | None = None) -> list[Trace]:

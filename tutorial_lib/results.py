@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,6 +44,11 @@ def compilers(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {versions[package]}" for package, name in COMPILERS.items() if package in versions)
 
 
+def now() -> str:
+    """This moment, as records have it: ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 Naming = Callable[[str], str]  # what a step is called now, by the name that a file has
 
 
@@ -55,6 +61,13 @@ StepName = Annotated[str, AfterValidator(_called)]  # a file keeps the name of i
 
 class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class OnProblem:
+    """What has a field ``problem`` with the fields of one."""
+
+    def the_problem(self) -> Problem:
+        return Problem(**self.problem)
 
 
 class Latency(Record):
@@ -246,7 +259,7 @@ class Ceiling(Record):
     sustained: Sustained | None = None
 
 
-class Run(Record):
+class Run(Record, OnProblem):
     """All that was measured on one problem, on one machine, in one go.
 
     steps: in the order of the ladder. inside: variants of them. direction: which pass, see
@@ -279,9 +292,6 @@ class Run(Record):
             return data
         steps = [_without_ladder(m) for m in (*data["steps"], *data.get("inside", ()))]
         return {**data, "schema": RUNS_SCHEMA, "steps": steps, "inside": []}
-
-    def the_problem(self) -> Problem:
-        return Problem(**self.problem)
 
     def measurement(self, name: str) -> Measurement | None:
         """The step of this name, one that is inside another, or the peer; None where it is not in the run."""

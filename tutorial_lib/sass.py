@@ -11,60 +11,23 @@ from itertools import groupby, pairwise
 # What an opcode is for, by prefix; the longest that fits decides. Names as in the CUDA binary utilities' manual,
 # https://docs.nvidia.com/cuda/cuda-binary-utilities/#instruction-set-reference
 KINDS = {
-    "tensor core": ("HMMA", "HGMMA", "UTCHMMA", "UTCQMMA", "IMMA", "IGMMA", "QGMMA", "DMMA", "OMMA", "QMMA"),
-    "MUFU": ("MUFU",),
-    "FP32": (
-        "FADD",
-        "FMUL",
-        "FFMA",
-        "FMNMX",
-        "FSEL",
-        "FSETP",
-        "FSET",
-        "FCHK",
-        "FSWZADD",
-        "FMNMX3",
-        "HADD2",
-        "HFMA2",
-        "HMUL2",
-    ),
-    "packed FP32": ("FADD2", "FMUL2", "FFMA2"),  # two results a lane
-    "conversion": ("F2F", "F2I", "I2F", "I2I", "F2FP", "FRND", "I2FP", "F2IP"),
-    "bulk copy": ("UTMALDG", "UTMASTG", "UTMACCTL", "UTMACMDFLUSH", "UTMAPF", "UTMAREDG", "UBLKCP", "UBLKRED"),
-    "global memory": ("LDG", "STG", "LDGSTS", "LDGDEPBAR", "RED", "REDG", "ATOMG", "ATOM", "CCTL", "LD", "ST"),
-    "shared memory": ("LDS", "LDSM", "STS", "STSM", "ATOMS"),
-    "tensor memory": ("LDTM", "STTM", "UTCCP"),
-    "spill": ("LDL", "STL"),
-    "synchronisation": (
-        "BAR",
-        "SYNCS",
-        "MEMBAR",
-        "FENCE",
-        "DEPBAR",
-        "WARPGROUP",
-        "WARPSYNC",
-        "WARPGROUPSET",
-        "ERRBAR",
-        "UTCBAR",
-        "USETMAXREG",
-        "NANOSLEEP",
-        "ELECT",
-        "VOTE",
-        "UVOTE",
-        "ACQBULK",
-        "UTCATOMSWS",
-        "UCGABAR",
-        "UCGABAR_ARV",
-        "UCGABAR_WAIT",
-        "BSYNC",
-        "BSSY",
-        "SHFL",
-        "ENDCOLLECTIVE",
-        "WARPGROUPARRIVE",
-        "CGAERRBAR",
-        "PREEXIT",
-    ),
-    "control": ("BRA", "BRX", "JMP", "CALL", "RET", "EXIT", "BREAK", "BRXU", "BPT", "KILL", "YIELD", "NOP", "BMOV"),
+    kind: tuple(opcodes.split())
+    for kind, opcodes in {
+        "tensor core": "HMMA HGMMA UTCHMMA UTCQMMA IMMA IGMMA QGMMA DMMA OMMA QMMA",
+        "MUFU": "MUFU",
+        "FP32": "FADD FMUL FFMA FMNMX FSEL FSETP FSET FCHK FSWZADD FMNMX3 HADD2 HFMA2 HMUL2",
+        "packed FP32": "FADD2 FMUL2 FFMA2",  # two results a lane
+        "conversion": "F2F F2I I2F I2I F2FP FRND I2FP F2IP",
+        "bulk copy": "UTMALDG UTMASTG UTMACCTL UTMACMDFLUSH UTMAPF UTMAREDG UBLKCP UBLKRED",
+        "global memory": "LDG STG LDGSTS LDGDEPBAR RED REDG ATOMG ATOM CCTL LD ST",
+        "shared memory": "LDS LDSM STS STSM ATOMS",
+        "tensor memory": "LDTM STTM UTCCP",
+        "spill": "LDL STL",
+        "synchronisation": "BAR SYNCS MEMBAR FENCE DEPBAR WARPGROUP WARPSYNC WARPGROUPSET ERRBAR UTCBAR USETMAXREG "
+        "NANOSLEEP ELECT VOTE UVOTE ACQBULK UTCATOMSWS UCGABAR UCGABAR_ARV UCGABAR_WAIT BSYNC BSSY SHFL ENDCOLLECTIVE "
+        "WARPGROUPARRIVE CGAERRBAR PREEXIT",
+        "control": "BRA BRX JMP CALL RET EXIT BREAK BRXU BPT KILL YIELD NOP BMOV",
+    }.items()
 }
 REST = "integer and move"  # what none of the above names: IADD3, LOP3, MOV, ISETP, PRMT, R2UR, S2R, ...
 ALL_KINDS = (*KINDS, REST)

@@ -32,15 +32,6 @@ OPTIONS = {
 }
 
 
-# nbconvert's page without what it would fetch: require.js, MathJax, Mermaid, widgets.
-PAGE = """{%- extends 'lab/index.html.j2' -%}
-{%- block html_head_js_requirejs -%}{%- endblock -%}
-{%- block html_head_js_mathjax -%}{%- endblock -%}
-{%- block html_head_js_mermaidjs -%}{%- endblock -%}
-{%- block jupyter_widgets -%}{%- endblock -%}
-"""
-
-
 MORE = {
     "simulator": "tutorial_lib/simulator/README.md"
 }  # pages beside the chapters: name -> file that chapters link to
@@ -117,14 +108,6 @@ def _links(text: str) -> str:
     for name, path in MORE.items():
         text = text.replace(f"](../{path})", f"]({name}.md)")
     return re.sub(r"(?<=\.ipynb#)[^)\s]+", lambda anchor: re.sub(r"[^\w-]", "", anchor[0].lower()), text)
-
-
-def one_page(notebook, name: str, folder: Path) -> str:
-    """A notebook as one HTML file that needs no network; images, whose paths are relative to ``folder``, are in it."""
-    from nbconvert import HTMLExporter
-
-    exporter = HTMLExporter(raw_template=PAGE, embed_images=True)
-    return exporter.from_notebook_node(notebook, resources={"metadata": {"name": name, "path": str(folder)}})[0]
 
 
 class _Lines:

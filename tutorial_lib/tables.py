@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tutorial_lib import timing
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import SHORT_DTYPES, Problem
-from tutorial_lib.records import BASELINE, FRONT_DOOR, Opinion, Physics, Survey, Sweep, Swept, Trace, Training
+from tutorial_lib.records import BASELINE, FRONT_DOOR, Physics, Survey, Sweep, Swept, Trace, Training
 from tutorial_lib.results import Measurement, Run, Speedup
 
 Column = tuple[str, Callable[[Measurement], str]]
@@ -242,29 +242,7 @@ def training_rows(record: Training) -> list[list[str]]:
         times = [f"{timing.spread(one.milliseconds[name]).median:.3g}" for name in (SDPA, STEPS)]
         told = f"{ratio.median:.2f}× ({ratio.low:.2f}–{ratio.high:.2f})"
         by = [" and ".join(one.steps), "steps.attention" if one.front_door else "the steps themselves"]
-        rows.append([Problem(**one.problem).describe(), *by, *times, told])
-    return rows
-
-
-WAYS = {"rested": "after a rest", "sustained": "going on", "graph": "do_bench_cudagraph"}  # of timing
-OPINION_HEADERS = ("problem", "step", *(f"{way}, ms" for way in WAYS.values()))
-OPINION_HEADERS += ("that over the first", "over the second")
-
-
-def about_opinion(record: Opinion) -> str:
-    """What was timed, where and when."""
-    return f"{record.machine['name']}, {record.day}, {len(record.timed[0].rounds)} rounds: steps timed in several ways."
-
-
-def opinion_rows(record: Opinion) -> list[list[str]]:
-    """A row for each problem and step; the last cells are the other way's time over both of ours, round by round."""
-    rows = []
-    for one in record.timed:
-        for name in one.rounds[0]:
-            times = {way: [of_round[name][way] for of_round in one.rounds] for way in WAYS}
-            told = [f"{(s := timing.spread(times[way])).median:.3g} ({s.low:.3g}–{s.high:.3g})" for way in WAYS]
-            over = [f"{timing.speedup(times['graph'], times[way]).median:.2f}" for way in ("rested", "sustained")]
-            rows.append([Problem(**one.problem).describe(), name, *told, *over])
+        rows.append([one.the_problem().describe(), *by, *times, told])
     return rows
 
 

@@ -14,7 +14,7 @@ from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarCons
 
 from steps.backward_cutile import kernel
 from steps.backward_cutile.variant import Variant
-from steps.core.fused import FusedStep, grid, hole
+from steps.core.fused import FusedStep, InCuTile, grid, hole
 from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.rules import Rule, rule_for
 from steps.core.step import target_of
@@ -36,7 +36,7 @@ ORDERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class CuTileGradients(GradientStep, FusedStep):
+class CuTileGradients(GradientStep, InCuTile, FusedStep):
     """Kernels of ``steps.backward_cutile.kernel`` with these holes filled.
 
     weigh(scores, lse, scale) -> weights: what the softmax gave, from unscaled scores and the rows' log-sum-exp, which
@@ -60,11 +60,7 @@ class CuTileGradients(GradientStep, FusedStep):
     keys: BlockShape | None = hole(default=None)
     queries: BlockShape | None = hole(default=None)
 
-    backend: ClassVar[str] = "cutile"
-    takes_long_strides: ClassVar[bool] = False  # cuTile holds them in 32 bits
     shown: ClassVar[str] = "The kernel whose blocks own keys (steps/backward_cutile/kernel.py has the others)"
-    head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
-    pads_head_dim: ClassVar[bool] = True
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -180,6 +176,7 @@ class CuTileGradients(GradientStep, FusedStep):
 
     def compile(self, problem, arch="sm_90"):
         """The kernel for keys. Where dQ has a kernel of its own it is one of two, and no model of the step."""
+        self.refuse(problem, arch)
         return self.compile_kernel(self.entry(problem, arch)[0], problem, arch)
 
     def compile_kernel(self, function: Callable, problem: Problem, arch: str):

@@ -85,6 +85,8 @@ class HopperGradients(GradientStep, FusedStep):
     line_of_block: Callable = hole(told=False, default=first_head_first)
 
     backend: ClassVar[str] = "hopper"
+    architectures: ClassVar[tuple[str, ...]] = (DEFAULT_ARCH,)
+    elsewhere: ClassVar[str] = f"made of wgmma, which {DEFAULT_ARCH} alone has, not {{}}"
     shown: ClassVar[str] = (
         "The kernel whose blocks own keys (steps/backward_hopper/rows.py has the small ones around it)"
     )
@@ -118,8 +120,6 @@ class HopperGradients(GradientStep, FusedStep):
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
-        if target not in ("sm_90", "cpu"):
-            return f"made of wgmma, which sm_90 alone has, not {target}"
         if self.rule(problem) is None:
             return f"its two warpgroups compute together, which has no tile for head_dim {problem.head_dim}"
         return None

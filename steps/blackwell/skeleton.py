@@ -54,14 +54,14 @@ class BlackwellStep(TmaStep):
     emulated: Emulated = hole(default=Emulated())
 
     backend: ClassVar[str] = "blackwell"
+    architectures: ClassVar[tuple[str, ...]] = TARGETS  # on some others, LLVM would end the process
+    elsewhere: ClassVar[str] = f"made of tcgen05 and tensor memory, for {' and '.join(TARGETS)}, not for {{}}"
     head_dims: ClassVar[tuple[int, ...]] = HEAD_DIMS
     made_for: ClassVar[str] = TARGETS[0]
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
-        if target not in (*TARGETS, "cpu"):  # on some of them, LLVM would end the process
-            return f"made of tcgen05 and tensor memory, for {' and '.join(TARGETS)}, not for {target}"
         if not triton_is_new():
             return "needs Triton 3.9 or newer, whose Gluon has what these kernels are made of"
         return None

@@ -34,12 +34,12 @@ class AmdStep(PointerStep):
 
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
     made_for: ClassVar[str] = SIMULATED
+    architectures: ClassVar[tuple[str, ...]] = tuple(MFMA)
+    elsewhere: ClassVar[str] = f"made for AMD's CDNA GPUs, {' and '.join(MFMA)}, not for {{}}"
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
-        if target not in (*MFMA, "cpu"):
-            return f"made for AMD's CDNA GPUs, {' and '.join(MFMA)}, not for {target}"
         if target != "cpu" and not triton_is_new():
             return "needs Triton 3.9 or newer, whose stages of waves may have a wait between them"
         return None

@@ -185,6 +185,8 @@ def _watched(q, k, v, asked: Asked, return_lse: bool = False):
 
 
 def _in_graph(q, k, v, asked: Asked, return_lse: bool = False):
+    if forward_ad._current_level >= 0:  # what is traced shows no tangents, and the operators would drop them
+        refuse_tangent("q, k or v")
     return _by_operators(q, k, v, asked, return_lse, _wants_gradients(q, k, v, asked.sinks))
 
 
@@ -210,7 +212,7 @@ def _dispatched(name: str, x, q, k, v, asked: Asked, return_lse: bool = False):
     """Where a tensor, ``x``, has operators go its own way."""
     try:
         return _watched(q, k, v, asked, return_lse)
-    except NotImplementedError as error:
+    except (NotImplementedError, TypeError) as error:  # as its class refuses what it does not know
         raise ValueError(f"{name} must be a tensor that takes new operators, got a {type(x).__name__}") from error
 
 
@@ -443,7 +445,7 @@ def trains(head_dim: int, dtype: str, device: torch.device, causal: bool, repeat
     repeats: of steps whose gradients are the same bits every time. Lengths do not decide this, so that what
     torch.compile makes serves all of them.
     """
-    if not head_dim:
+    if not head_dim or (device.type == "cuda" and not torch.cuda.is_available()):  # as of a fake tensor
         return False
     problem = replace(standard(causal=causal), head_dim=head_dim, dtype=dtype.removeprefix("torch."))
     return _trains(problem, target_of(device), repeats)

@@ -69,7 +69,7 @@ def best(
     """
     if not isinstance(problem, Problem):
         raise ValueError(f"problem must be a Problem, got {type(problem).__name__}")
-    if direction not in PASSES:
+    if direction not in tuple(PASSES):
         raise ValueError(f"direction must be one of {', '.join(PASSES)}, got {direction!r}")
     arch = _architecture(device)
     runs = recorded_runs(Path(results), direction) if isinstance(results, str | Path) else list(results)
@@ -157,7 +157,7 @@ def _model_of(runs: list[Run]) -> Model:
 
 
 def _architecture(device: str) -> str:
-    if device in ARCHITECTURES:
+    if device in tuple(ARCHITECTURES):  # which compares what no dictionary can look up
         return device
     import torch
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from steps.core.step import Step
 from steps.core.tiles import Tile
+from tutorial_lib.compiler import CUTILE_ARCHITECTURES, GLUON_ARCHITECTURES
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import NEW_KERNEL
 
@@ -69,6 +70,9 @@ class FusedStep(Step):
     """
 
     shown: ClassVar[str] = "The whole kernel"  # what ``entry`` gives; several kernels may work together
+    package: ClassVar[str] = "triton"
+    architectures: ClassVar[tuple[str, ...]] = GLUON_ARCHITECTURES  # that it can be compiled for
+    elsewhere: ClassVar[str] = f"Triton makes no code for {{}}: it must be one of {', '.join(GLUON_ARCHITECTURES)}"
 
     def evolve(self, only_for: Callable[[Problem], bool] | None = None, **changes) -> FusedStep:
         """The next step, as ``Step.evolve``. only_for: for which problems it fills the holes in ``changes`` otherwise.
@@ -166,9 +170,23 @@ class FusedStep(Step):
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
+        if target not in (*self.architectures, "cpu"):
+            return self.elsewhere.format(target)
         if max(problem.batch, problem.heads) > 65535:
             return f"batch and heads must be at most 65535 (the grid's limit), got {problem.batch} and {problem.heads}"
         return None
+
+
+class InCuTile:
+    """What all steps in cuTile have in common."""
+
+    backend: ClassVar[str] = "cutile"
+    package: ClassVar[str] = "cuda-tile"
+    architectures: ClassVar[tuple[str, ...]] = CUTILE_ARCHITECTURES
+    elsewhere: ClassVar[str] = f"cuTile makes no code for {{}}: it must be one of {', '.join(CUTILE_ARCHITECTURES)}"
+    takes_long_strides: ClassVar[bool] = False  # cuTile holds them in 32 bits
+    head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+    pads_head_dim: ClassVar[bool] = True
 
 
 SIMULATED_TILES = 50_000  # of K and V, all blocks together: more are not simulated, as nobody would wait for it

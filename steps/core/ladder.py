@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tutorial_lib.naming import STEPS_LISTED, unknown
+from tutorial_lib.needs import stood_in_for
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
@@ -212,7 +213,8 @@ def _load() -> tuple[tuple, tuple]:
                 named = FILE.fullmatch(path.stem)
                 if not named or int(named["number"]) not in part.numbers:
                     raise ValueError(f"{path}: a step of this folder is stepNNN_name.py with NNN of {_span(part)}")
-                module = import_module(f"steps.{folder}.{path.stem}")
+                with stood_in_for():
+                    module = import_module(f"steps.{folder}.{path.stem}")
                 step = module.STEP
                 if (step.number, step.name) != (int(named["number"]), named["name"]):
                     raise ValueError(f"{path} must hold the step of its file's name, got {step.label}")

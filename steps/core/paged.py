@@ -25,6 +25,11 @@ class PagedStep(Step):
     direction: ClassVar[str] = "paged"
     takes: ClassVar[tuple[str, ...]] = ("page_size",)
 
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if problem.page_size is None:
+            return "reads keys and values from pages: ask for a page_size"
+        return super().unsupported(problem, target)
+
     def attention(self, *_, **__):
         raise Unsupported(
             f"step {self.label} reads pages: call its paged_attention(q, k_pages, v_pages, page_table, lengths)"

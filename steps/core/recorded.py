@@ -25,8 +25,6 @@ from tutorial_lib.records import Search, Survey, recorded_searches
 from tutorial_lib.results import Measurement, ResultsError, Round, Run, of_one_machine, read_bare_run
 
 # These records know steps by the names of their day; they are read by today's.
-recorded_agreements = partial(of_files.recorded_agreements, today=today)
-recorded_opinions = partial(of_files.recorded_opinions, today=today)
 recorded_sweeps = partial(of_files.recorded_sweeps, today=today)
 recorded_trainings = partial(of_files.recorded_trainings, today=today)
 LABEL = re.compile(r"step \d+ (?P<name>\w+)")  # in a title: "one GPU alone, by step 207 kv_multicast"

@@ -22,6 +22,7 @@ from steps.core.tensors import (
 )
 from tutorial_lib import packing
 from tutorial_lib.hardware import architecture_of
+from tutorial_lib.needs import lacking
 from tutorial_lib.packing import Packing
 from tutorial_lib.problem import FEATURES, Problem, flag, masks, number, positive
 
@@ -73,6 +74,7 @@ class Step:
     runs_on_cpu: ClassVar[bool] = True  # False: without a GPU it compiles, and does not run
     counted: ClassVar[str] = "fmha"  # a regular expression: kernels of such names have their hardware counters read
     several: ClassVar[bool] = False  # True: it computes on several ranks at once, each with its part of the sequence
+    package: ClassVar[str | None] = None  # that its kernel is written in, as ``tutorial_lib.needs`` names it
     made_for: ClassVar[str] = DEFAULT_ARCH  # compiled for where no architecture is named
 
     @property
@@ -115,9 +117,9 @@ class Step:
         its head has a finite sink; elsewhere its o is not defined.
         With ``cu_seqlens_q``, int32 ``[sequences + 1]`` on q's device, sequences are packed: q and o ``[tokens, Hq,
         D]``, k and v ``[tokens, Hkv, D]``, lse ``[Hq, tokens]``. ``cu_seqlens_k`` says where those of the keys begin,
-        None: as those of the queries. What both hold is checked at the first call of a kind, and read by the kernel:
-        later calls that hold something else must also rise from 0 to the number of tokens, and a window must leave
-        every query a key, or o is not defined.
+        None: as those of the queries. What both hold is checked at the first call of a kind (on the CPU at each), and
+        read by the kernel: later calls that hold something else must also rise from 0 to the number of tokens, and a
+        window must leave every query a key, or o is not defined.
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
@@ -180,15 +182,18 @@ class Step:
             scale = number("scale", scale)
         if softcap is not None and type(softcap) is not float:
             softcap = number("softcap", softcap)
+        if type(return_lse) is not bool:
+            return_lse = flag("return_lse", return_lse)
         features: dict = {"window": window, "softcap": softcap}
-        lengths = _lengths(begins, q, k) if begins and self.reads_lengths else None
+        read = begins and (self.reads_lengths or q.device.type == "cpu")  # where nobody waits for it
+        lengths = _lengths(begins, q, k) if read else None
         try:
             kind = kind_of(q, k, v, causal, scale, out)
             if return_lse or begins or window is not None or softcap is not None:
                 if type(window) not in (int, NoneType):
                     raise TypeError
                 kind = kind, return_lse, window, softcap, *map(len, begins)
-                if lengths:
+                if self.reads_lengths:
                     kind = kind, lengths
             if sinks is not None:
                 kind = kind, sinks.shape, sinks.device
@@ -255,6 +260,8 @@ class Step:
 
     def refuse(self, problem: Problem, target: str) -> None:
         """Raises Unsupported for a problem that this step cannot compute on ``target``, ValueError for no target."""
+        if not isinstance(problem, Problem):
+            raise ValueError(f"problem must be a Problem, got {type(problem).__name__}")
         if not isinstance(target, str):
             raise ValueError(f'arch must be the name of an architecture, such as "sm_90", got {target!r}')
         if reason := self.unsupported(problem, target):
@@ -262,6 +269,8 @@ class Step:
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         """Why this step cannot compute ``problem`` on ``target`` ("sm_90", "cpu"), or None when it can."""
+        if reason := lacking(self.package):
+            return reason
         if others := [FEATURES[name] for name in problem.features if name not in self.takes]:
             return f"takes no {' and no '.join(others)}"
         if not self.takes_head_dim(problem.head_dim):

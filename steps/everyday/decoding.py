@@ -11,10 +11,10 @@ from typing import ClassVar
 import cuda.tile as ct
 from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarConstraint
 
-from steps.core.fused import FusedStep, hole
+from steps.core.fused import FusedStep, InCuTile, hole
 from steps.core.launch import each_stream, empty_lse
 from steps.core.order import processors
-from steps.core.step import Unsupported, target_of
+from steps.core.step import target_of
 from steps.core.tiles import BlockShape, Tile
 from steps.core.work import Work, places
 from steps.cutile.launching import compiled_when_launched, runner
@@ -39,7 +39,7 @@ MERGING = BlockShape(Tile(1, AT_ONCE))
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeStep(FusedStep):
+class DecodeStep(InCuTile, FusedStep):
     """Kernels of ``steps.everyday.decode_kernel`` with these holes filled.
 
     load_key(K, batch, kv_head, j, variant) -> [head_dim, key], load_value -> [key, head_dim]: the j-th tile.
@@ -63,13 +63,9 @@ class DecodeStep(FusedStep):
     least_rows: int = hole(default=16)
     tile_key: int | None = hole(default=None)
 
-    backend: ClassVar[str] = "cutile"
-    takes_long_strides: ClassVar[bool] = False  # cuTile holds them in 32 bits
     shown: ClassVar[str] = (
         "The kernel that goes through the keys (steps/everyday/decode_kernel.py has the one that merges)"
     )
-    head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
-    pads_head_dim: ClassVar[bool] = True
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -225,6 +221,7 @@ class DecodeStep(FusedStep):
 
     def compile(self, problem, arch="sm_90"):
         """The kernel that goes through the keys; the one that merges is among its other kernels."""
+        self.refuse(problem, arch)
         step = self.configured(problem, arch)
         return step.compile_kernel(step.entry(problem, arch)[0], problem, arch)
 
@@ -232,8 +229,7 @@ class DecodeStep(FusedStep):
         """As ``compile``, for a function of that kernel that is given."""
         from tutorial_lib import compiler
 
-        if reason := self.unsupported(problem, arch):
-            raise Unsupported(f"step {self.label}: {reason}")
+        self.refuse(problem, arch)
         variant = self.variant(problem, arch)
         gpu = REFERENCE_GPUS.get(arch)
         splits = self.splits(problem, gpu.multiprocessors if gpu else 1)

@@ -1,6 +1,11 @@
 """What a wider block costs in registers, and what it saves at shared memory."""
 
-from tutorial_lib.exercises import Plain, Wrong
+from tutorial_lib.exercises import Compared, Wrong
+
+CASES = (  # queries, keys, head_dim, warps
+    *((64, 64, 128, 4), (128, 64, 128, 4), (128, 64, 64, 4)),
+    *((64, 64, 256, 4), (256, 64, 128, 8), (128, 128, 64, 8)),
+)
 
 
 def right(queries: int, keys: int, head_dim: int, warps: int) -> tuple[int, int]:
@@ -14,48 +19,24 @@ def right(queries: int, keys: int, head_dim: int, warps: int) -> tuple[int, int]
     return output + scores, queries // warps // 16
 
 
-def judge(function, chance):
-    cases = [
-        (64, 64, 128, 4),
-        (128, 64, 128, 4),
-        (128, 64, 64, 4),
-        (64, 64, 256, 4),
-        (256, 64, 128, 8),
-        (128, 128, 64, 8),
-    ]
-    chance.shuffle(cases)
-    for case in cases:
-        queries, keys, head_dim, warps = case
-        mine, (registers, uses) = function(*case), right(*case)
-        if not isinstance(mine, tuple) or len(mine) != 2:
-            return f"It must return two numbers, registers and uses; yours returns {mine!r}."
-        which = f"{queries} queries, {keys} keys, head_dim {head_dim}, {warps} warps:"
-        if mine[0] != registers:
-            numbers = queries * head_dim + queries * keys
-            return (
-                f"{which} output and scores are {numbers} numbers of 32 bits, shared by {32 * warps} lanes: "
-                f"{registers} "
-                f"registers a lane; yours says {mine[0]}."
-            )
-        if mine[1] != uses:
-            return (
-                f"{which} a warp has {queries // warps} queries, and one mma.sync takes 16: a matrix of K feeds "
-                f"{uses}; "
-                f"yours says {mine[1]}."
-            )
-    return None
+def told(queries: int, keys: int, head_dim: int, warps: int) -> str:
+    return (
+        f"Output and scores are {queries * (head_dim + keys)} numbers of 32 bits, shared by {32 * warps} lanes. A warp "
+        f"has {queries // warps} queries, and one mma.sync takes 16."
+    )
 
 
-EXERCISE = Plain(
+EXERCISE = Compared(
     name="block_registers",
     function="wide_block",
-    by=judge,
+    cases=lambda chance: chance.sample(CASES, len(CASES)),
+    right=right,
+    told=told,
     hints=(
         "How many numbers are in the output tile and in the scores? A register holds 32 bits, and both tiles are "
         "float32.",
-        "With split-Q every number is held by one lane only, and a block has 32 * warps lanes. For the second "
-        "result: how "
-        "many times 16 queries has a warp?",
+        "With split-Q every number is held by one lane only, and a block has 32 * warps lanes. For the second result: "
+        "how many times 16 queries has a warp?",
         "registers = queries * (head_dim + keys) // (32 * warps); uses = queries // warps // 16.",
     ),
     solution="""
@@ -65,13 +46,12 @@ def wide_block(queries, keys, head_dim, warps):
     return registers, uses
 """,
     wrong=(
-        Wrong("two numbers a register", "numbers of 32 bits", old="(32 * warps)", new="(64 * warps)"),
-        Wrong("the scores are forgotten", "output and scores are", old="(head_dim + keys)", new="head_dim"),
-        Wrong("a warp is taken for a lane", "lanes", old="(32 * warps)", new="warps"),
-        Wrong("all queries of the block", "a matrix of K feeds", old="queries // warps // 16", new="queries // 16"),
-        Wrong("more warps make a matrix feed more", "a matrix of K feeds", old="queries // warps // 16", new="warps"),
+        Wrong("a register holds two numbers", old="(32 * warps)", new="(64 * warps)"),
+        Wrong("the scores are forgotten", old="(head_dim + keys)", new="head_dim"),
+        Wrong("a warp is taken for a lane", old="(32 * warps)", new="warps"),
+        Wrong("the queries of the whole block count", old="queries // warps // 16", new="queries // 16"),
+        Wrong("a matrix feeds a product of each warp", old="queries // warps // 16", new="warps"),
     ),
-    debrief="Twice the queries a warp: a matrix feeds twice as many products, and costs twice the registers. A "
-    "thread has "
-    "255, and the factors, addresses and maxima need theirs, too.",
+    debrief="Twice the queries a warp: a matrix feeds twice as many products, and costs twice the registers. A thread "
+    "has 255, and the factors, addresses and maxima need theirs, too.",
 )

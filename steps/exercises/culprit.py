@@ -120,11 +120,6 @@ def culprit(waits):
     return [wait.barrier for wait in waits if wait.role.startswith("produce")][-1]
 """,
         ),
-        Wrong(
-            "most arrivals missing",
-            "To blame is",
-            source="def culprit(waits):\n    return max(waits, key=lambda wait: wait.missing).barrier",
-        ),
     ),
     debrief="A deadlock is a circle of waits, and most of them are innocent. Follow each wait to the role that should "
     "have ended it, until you find a wait that nobody can end.",

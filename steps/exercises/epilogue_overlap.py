@@ -2,7 +2,7 @@
 
 from steps.exercises.in_kernel import InKernel
 from steps.exercises.intra_warpgroup_overlap import calls_in_order, first_of
-from tutorial_lib.exercises import Wrong, source_of
+from tutorial_lib.exercises import Wrong
 from tutorial_lib.simulator.under_way import share_under_products
 
 
@@ -16,25 +16,21 @@ def stored_under_a_product(run, problem) -> str | None:
     return None
 
 
-class BegunBehind(InKernel):
-    """Also refuses what is right, but waits for the old product before the new one is begun."""
-
-    def judge(self, function, chance):
-        wrong = super().judge(function, chance)
-        if wrong is None:
-            calls = calls_in_order(source_of(function))
-            if first_of(calls, "issue_scores(") > first_of(calls, "warpgroup_mma_wait("):
-                return (
-                    "The numbers are right and everything is in order, but you wait for the last PV product before you "
-                    "begin the next QK product. The tensor cores then have nothing to do until your warpgroup wakes "
-                    "up. Begin it first, and wait for the PV product alone."
-                )
-        return wrong
+def begun_behind(exercise, source: str, chance) -> str | None:
+    """Refuses what is right, but waits for the old product before the new one is begun."""
+    calls = calls_in_order(source)
+    if first_of(calls, "issue_scores(") > first_of(calls, "warpgroup_mma_wait("):
+        return (
+            "The numbers are right and everything is in order, but you wait for the last PV product before you begin "
+            "the next QK product. The tensor cores then have nothing to do until your warpgroup wakes up. Begin it "
+            "first, and wait for the PV product alone."
+        )
+    return None
 
 
 # The rings of Q and of K and V both have two slots in this step. With three for K and V, for
 # which there is room at head_dim 64, mixing them up is seen.
-EXERCISE = BegunBehind(
+EXERCISE = InKernel(
     name="epilogue_overlap",
     step="epilogue_overlap",
     function="link",
@@ -45,6 +41,7 @@ EXERCISE = BegunBehind(
     lengths=(512, 640),  # several tiles of queries for each of the simulator's three blocks
     multiple=128,
     watch=stored_under_a_product,
+    last=begun_behind,
     lacking=(
         ("release(barriers.query_empty", "Nothing releases the slot of the queries, and the producer waits for it."),
         ("release(barriers.value_empty", "Nothing releases the last slot of V, and the producer waits for it."),
@@ -107,12 +104,6 @@ def link(accumulator, tiles, barriers, iteration, query_iteration, more, warpgro
             new="query_iteration + 1, STAGES",
         ),
         Wrong(
-            "these queries are released in a ring of STAGES",
-            "has QUERY_STAGES slots",
-            old="query_iteration, QUERY_STAGES",
-            new="query_iteration, STAGES",
-        ),
-        Wrong(
             "waits behind the last tile, too",
             "a deadlock",
             old="""    if more:
@@ -129,33 +120,18 @@ def link(accumulator, tiles, barriers, iteration, query_iteration, more, warpgro
             old="query_of(tiles.query, query_iteration + 1",
             new="query_of(tiles.query, query_iteration",
         ),
-        Wrong(
-            "nobody waits for the next queries",
-            "race on tiles.query",
-            old="        await_tile(barriers.query_full, query_iteration + 1, QUERY_STAGES)\n",
-            new="",
-        ),
-        Wrong(
-            "nobody waits for the next keys",
-            "race on tiles.key",
-            old="        await_tile(barriers.key_full, iteration + 1, STAGES)\n",
-            new="",
-        ),
+        Wrong("nobody waits for the next queries", "race on tiles.query", without="await_tile(barriers.query_full"),
+        Wrong("nobody waits for the next keys", "race on tiles.key", without="await_tile(barriers.key_full"),
         Wrong(
             "V is released while it is read",
             "race on tiles.value",
-            old="""    accumulator = warpgroup_mma_wait(1, deps=[accumulator])
-    release(barriers.value_empty, iteration, STAGES)
-""",
-            new="""    release(barriers.value_empty, iteration, STAGES)
-    accumulator = warpgroup_mma_wait(1, deps=[accumulator])
-""",
+            without="accumulator =",
+            behind="release(barriers.value_empty",
         ),
         Wrong(
             "the slot of the queries is not released",
             "releases the slot of the queries",
-            old="    release(barriers.query_empty, query_iteration, QUERY_STAGES)\n",
-            new="",
+            without="release(barriers.query_empty",
         ),
     ),
     debrief="The counters of a persistent block go on from one tile of queries to the next, so a product can be begun "

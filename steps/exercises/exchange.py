@@ -1,46 +1,26 @@
 """Two warpgroups exchange dS through two slots: for which phase do they wait? Step decoupled_warpgroups."""
 
-from tutorial_lib.exercises import Plain, Wrong
-
-ITERATIONS = 12
+from tutorial_lib.exercises import Compared, Wrong
 
 
-def judge(function, chance):
-    for iteration in range(ITERATIONS + chance.randrange(4)):
-        found = function(iteration)
-        if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(x, int) for x in found)):
-            return (
-                f"`before_writing({iteration})` must be two whole numbers, (slot, parity), and yours gives {found!r}."
-            )
-        slot, parity = found
-        if slot != iteration % 2:
-            return f"In iteration {iteration} dS goes to slot {iteration % 2}, and yours waits for slot {slot}."
-        if parity not in (0, 1):
-            return f"A parity is 0 or 1, and `before_writing({iteration})` asks for {parity}."
-        releases = sum((earlier - 1) % 2 == slot for earlier in range(iteration))
-        if parity == (releases + 1) % 2:
-            continue
-        if not releases:
-            return (
-                f"In iteration {iteration} it waits for ever: nobody releases slot {slot} before it was written, and "
-                "on a fresh barrier a wait with parity 1 passes, and not one with parity 0."
-            )
-        return (
-            f"Before iteration {iteration} writes, slot {slot} must have been released {_times(releases)}. A wait with "
-            f"parity {parity} passes when it was released {_times(releases - 1)}: the other warpgroup may still be "
-            f"multiplying its contents. And when it was released {_times(releases)}, the wait does not pass any more."
-        )
-    return None
+def told(iteration: int) -> str:
+    """How often the slot was released before."""
+    slot = iteration % 2
+    times = sum((earlier - 1) % 2 == slot for earlier in range(iteration))
+    if not times:
+        return f"Nobody releases slot {slot} before it was written. On a fresh barrier a wait with parity 1 passes."
+    often = {1: "once", 2: "twice"}.get(times, f"{times} times")
+    return (
+        f"Before iteration {iteration} writes, slot {slot} must have been released {often}. With the other parity the "
+        "wait passes one release earlier, when the other warpgroup may still be multiplying, and not any more later."
+    )
 
 
-def _times(number: int) -> str:
-    return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number} times")
-
-
-EXERCISE = Plain(
+EXERCISE = Compared(
     name="exchange",
     function="before_writing",
-    by=judge,
+    cases=lambda chance: [(iteration,) for iteration in range(12 + chance.randrange(4))],
+    told=told,
     hints=(
         "dS of iteration n goes to slot n % 2. Before that the slot held dS of iteration n - 2, which both warpgroups "
         "multiply in iteration n - 1. So the release to wait for is that of iteration n - 1.",
@@ -55,17 +35,14 @@ def before_writing(iteration):
     return iteration % 2, (released - 1) % 2
 """,
     wrong=(
+        Wrong("iteration 0 is taken to release nothing", old="(iteration + 1) // 2", new="iteration // 2"),
         Wrong(
-            "iteration 0 releases nothing",
-            "must have been released once",
-            old="(iteration + 1) // 2",
-            new="iteration // 2",
+            "it waits for the phase that comes, and not for the one that is over", old="(released - 1)", new="released"
         ),
-        Wrong("the phase that comes, not the one that is over", "waits for ever", old="(released - 1)", new="released"),
-        Wrong("never waits", "released never", old="(released - 1) % 2", new="1"),
-        Wrong("always the same", "waits for ever", old="(released - 1) % 2", new="0"),
-        Wrong("the other slot", "yours waits for slot", old="iteration % 2,", new="(iteration + 1) % 2,"),
-        Wrong("every iteration is a phase", "must have been released", old="(iteration + 1) // 2", new="iteration"),
+        Wrong("it never waits", old="(released - 1) % 2", new="1"),
+        Wrong("the parity is always the same", old="(released - 1) % 2", new="0"),
+        Wrong("it waits for the other slot", old="iteration % 2,", new="(iteration + 1) % 2,"),
+        Wrong("every iteration is taken for a release", old="(iteration + 1) // 2", new="iteration"),
     ),
     debrief="The simulator judges such counting, too: with a parity that passes too early it finds the race, whatever "
     "the schedule of a single run.",

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from steps.core.tiles import Tile
 from steps.exercises.in_cutile import InCuTile
-from tutorial_lib.exercises import Wrong, define, source_of
+from tutorial_lib.exercises import Wrong, define
 
 
 class Work:
@@ -68,38 +68,35 @@ def _whole(x) -> bool:
     return getattr(x, "whole", False)
 
 
-class Exponentials(InCuTile):
-    """The numbers are judged first, and then the work: the plain softmax gives the same numbers."""
-
-    def judge(self, function, chance):
-        if wrong := super().judge(function, chance):
-            return wrong
-        work = Work()
-        own = define(source_of(function), self.function, ct=work.ct, INVERSE_LN2=1.4426950408889634)
-        try:
-            own(Stand(work, whole=True), Stand(work), 0.125)
-        except Exception:
-            return None  # what the stand-ins do not know is not counted
-        if work.exp:
-            return "The output is right, but `ct.exp` is still there. Use `ct.exp2` for the weights and the correction."
-        if work.kept:
-            return (
-                "The output is right, but a `ct.exp2` still takes care of subnormal numbers, which costs instructions: "
-                "give it `flush_to_zero=True`."
-            )
-        if work.instructions > 1:
-            return (
-                f"The output is right, but every score takes {work.instructions} instructions before its exponential, "
-                "and one is enough. Take the maximum of the scores as they are, and multiply the maximum. Then "
-                "`scores * scale - new_max` is the only line that multiplies or subtracts all scores."
-            )
-        return None
+def work_of(exercise, source: str, chance) -> str | None:
+    """The plain softmax gives the same numbers, with more work."""
+    work = Work()
+    own = define(source, exercise.function, ct=work.ct, INVERSE_LN2=1.4426950408889634)
+    try:
+        own(Stand(work, whole=True), Stand(work), 0.125)
+    except Exception:
+        return None  # what the stand-ins do not know is not counted
+    if work.exp:
+        return "The output is right, but `ct.exp` is still there. Use `ct.exp2` for the weights and the correction."
+    if work.kept:
+        return (
+            "The output is right, but a `ct.exp2` still takes care of subnormal numbers, which costs instructions: "
+            "give it `flush_to_zero=True`."
+        )
+    if work.instructions > 1:
+        return (
+            f"The output is right, but every score takes {work.instructions} instructions before its exponential, and "
+            "one is enough. Take the maximum of the scores as they are, and multiply the maximum. Then `scores * scale "
+            "- new_max` is the only line that multiplies or subtracts all scores."
+        )
+    return None
 
 
-EXERCISE = Exponentials(
+EXERCISE = InCuTile(
     name="exp2",
     step="exp2",
     function="softmax_exp2",
+    last=work_of,
     kinds=(
         {"causal": True, "heads": 1},
         {"dtype": "bfloat16", "kv_heads": 1},
@@ -126,37 +123,23 @@ def softmax_exp2(scores, row_max, scale):
     wrong=(
         Wrong(
             "the base changes and the scale does not, so that e is taken for 2",
-            "e is taken for 2",
             old="scale = scale * INVERSE_LN2",
             new="scale = scale * 1.0",
         ),
-        Wrong(
-            "the scale is multiplied by ln 2, and not by 1 / ln 2",
-            "not by 1 / ln 2",
-            old="* INVERSE_LN2",
-            new="/ INVERSE_LN2",
-        ),
+        Wrong("the scale is multiplied by ln 2, and not by 1 / ln 2", old="* INVERSE_LN2", new="/ INVERSE_LN2"),
         Wrong(
             "the weights are powers of 2, and the correction is still a power of e",
-            "correction is still a power of e",
             old="ct.exp2(row_max - new_max, flush_to_zero=True)",
             new="ct.exp(row_max - new_max)",
         ),
         Wrong(
             "the maximum is that of scores without the scale, so that weights are far below 1 and vanish in 16 bits",
-            "scores without the scale",
             old="keepdims=True) * scale)",
             new="keepdims=True))",
         ),
-        Wrong(
-            "the maximum is not subtracted",
-            "the maximum is not subtracted",
-            old="scores * scale - new_max",
-            new="scores * scale",
-        ),
+        Wrong("the maximum is not subtracted", old="scores * scale - new_max", new="scores * scale"),
         Wrong(
             "the maximum is that of this tile alone, which is minus infinity for a row that sees no key of it",
-            "that of this tile alone",
             old="ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale)",
             new="ct.max(scores, axis=1, keepdims=True) * scale",
         ),
@@ -196,23 +179,7 @@ def softmax_exp2(scores, row_max, scale):
     return weights, correction, new_max
 """,
         ),
-        Wrong(
-            "1 / ln 2 is multiplied late",
-            "every score takes 2 instructions",
-            source="""
-def softmax_exp2(scores, row_max, scale):
-    new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale)
-    weights = ct.exp2((scores * scale - new_max) * INVERSE_LN2, flush_to_zero=True)
-    correction = ct.exp2((row_max - new_max) * INVERSE_LN2, flush_to_zero=True)
-    return weights, correction, new_max
-""",
-        ),
-        Wrong(
-            "the correction is the wrong way round",
-            "wrong way round",
-            old="row_max - new_max",
-            new="new_max - row_max",
-        ),
+        Wrong("the correction is the wrong way round", old="row_max - new_max", new="new_max - row_max"),
     ),
     debrief="The factor 1 / ln 2 costs nothing: the scale, which every score is multiplied by anyway, takes it along. "
     "Subtracting the maximum then makes one fused multiply-add of both.",

@@ -32,9 +32,9 @@ def heads(chance):
 def judge(function, chance):
     import torch
 
-    from tutorial_lib.tiled import WHOLE, Suspects, TooLarge, Watch, attention_in_tiles
+    from tutorial_lib.tiled import TooLarge, Watch
 
-    wrong, suspects = "", Suspects(WHOLE, attention_in_tiles)
+    wrong, seen = "", []
     for what, q, k, v, causal, tile in heads(chance):
         where = f"On {what} ({len(q)} queries, {len(k)} keys, head_dim {q.shape[1]}, tile {tile})"
         try:
@@ -55,10 +55,8 @@ def judge(function, chance):
             return f"{where}: the result must be a tensor of shape {list(right.shape)}; got {came}."
         if not wrong and not (mine.double() - right).abs().max() <= LIMIT:  # NaN is wrong, too
             wrong = f"{where}: {difference(mine, right)}"
-        suspects.see(mine, q, k, v, causal, tile, wrong=bool(wrong))
-    if wrong:
-        return f"{wrong} {suspects.told}".strip()
-    return above_the_diagonal(function, chance)
+        seen.insert(0 if wrong else len(seen), ((q, k, v, causal, tile), mine))
+    return wrong + EXERCISE.recognised(seen) if wrong else above_the_diagonal(function, chance)
 
 
 def above_the_diagonal(function, chance) -> str | None:
@@ -162,81 +160,64 @@ def flash_attention(q, k, v, causal, tile):
     return o
 """,
     wrong=(
-        Wrong("sum not rescaled", "the sum is not rescaled", old="row_sum * correction", new="row_sum"),
         Wrong(
-            "output not rescaled", "the accumulator is not rescaled", old="accumulator * correction", new="accumulator"
+            "the sum is not rescaled: row_sum is relative to the old maximum, so it must be multiplied by the "
+            "correction before the new weights are added",
+            old="row_sum * correction",
+            new="row_sum",
         ),
-        Wrong("mask forgotten", "the mask is forgotten", old="if causal:", new="if False:"),
-        Wrong("the mask hides the diagonal", "hides the diagonal", old="key_index > query", new="key_index >= query"),
         Wrong(
-            "the mask within the tile",
-            "counts within the tile",
+            "the accumulator is not rescaled: it is relative to the old maximum, so it must be multiplied by the "
+            "correction before the new product is added",
+            old="accumulator * correction",
+            new="accumulator",
+        ),
+        Wrong(
+            "neither the sum nor the accumulator is rescaled: both are relative to the old maximum",
+            old="correction = torch.exp(row_max - new_max)",
+            new="correction = 1",
+        ),
+        Wrong(
+            "the correction is turned around (it must be exp(old maximum - new maximum))",
+            old="row_max - new_max",
+            new="new_max - row_max",
+        ),
+        Wrong(
+            "the weights are relative to the old maximum, which is minus infinite in the first iteration (they must "
+            "be relative to the new one)",
+            old="scores - new_max",
+            new="scores - row_max",
+        ),
+        Wrong(
+            "the mask is forgotten: with `causal`, a key is hidden where its number is larger than the query's",
+            old="if causal:",
+            new="if False:",
+        ),
+        Wrong(
+            "the mask hides the diagonal, too: a query must see its own key",
+            old="key_index > query",
+            new="key_index >= query",
+        ),
+        Wrong(
+            "the mask counts within the tile: the numbers of queries and keys must begin at first_query and first_key",
             old="first_key + torch.arange(len(keys))",
             new="torch.arange(len(keys)); query_index = query_index - first_query",
         ),
         Wrong(
-            "masked too late",
-            "the mask comes too late",
-            source="""
-def flash_attention(q, k, v, causal, tile):
-    o = torch.empty_like(q)
-    for first_query in range(0, len(q), tile):
-        queries = q[first_query : first_query + tile]
-        row_max = torch.full((len(queries), 1), -math.inf)
-        row_sum = torch.zeros(len(queries), 1)
-        accumulator = torch.zeros_like(queries)
-        end = min(len(k), first_query + tile) if causal else len(k)
-        for first_key in range(0, end, tile):
-            keys, values = k[first_key : first_key + tile], v[first_key : first_key + tile]
-            scores = queries @ keys.T / math.sqrt(q.shape[1])
-            new_max = torch.maximum(row_max, scores.amax(1, keepdim=True))
-            weights = torch.exp(scores - new_max)
-            correction = torch.exp(row_max - new_max)
-            row_sum = row_sum * correction + weights.sum(1, keepdim=True)
-            if causal:
-                query_index = first_query + torch.arange(len(queries))
-                key_index = first_key + torch.arange(len(keys))
-                weights = weights.masked_fill(key_index > query_index[:, None], 0.0)
-            accumulator = accumulator * correction + weights @ values
-            row_max = new_max
-        o[first_query : first_query + tile] = accumulator / row_sum
-    return o
-""",
+            "the mask comes too late: the weights of hidden keys are already in row_sum; mask the scores, before the "
+            "maximum and the exponential",
+            old="weights.sum(1, keepdim=True)",
+            new="torch.exp(queries @ keys.T / math.sqrt(q.shape[1]) - new_max).sum(1, keepdim=True)",
         ),
         Wrong(
-            "masked after the maximum",
-            "a causal mask, and large scores",
-            source="""
-def flash_attention(q, k, v, causal, tile):
-    o = torch.empty_like(q)
-    for first_query in range(0, len(q), tile):
-        queries = q[first_query : first_query + tile]
-        row_max = torch.full((len(queries), 1), -math.inf)
-        row_sum = torch.zeros(len(queries), 1)
-        accumulator = torch.zeros_like(queries)
-        end = min(len(k), first_query + tile) if causal else len(k)
-        for first_key in range(0, end, tile):
-            keys, values = k[first_key : first_key + tile], v[first_key : first_key + tile]
-            scores = queries @ keys.T / math.sqrt(q.shape[1])
-            new_max = torch.maximum(row_max, scores.amax(1, keepdim=True))
-            weights = torch.exp(scores - new_max)
-            if causal:
-                query_index = first_query + torch.arange(len(queries))
-                key_index = first_key + torch.arange(len(keys))
-                weights = weights.masked_fill(key_index > query_index[:, None], 0.0)
-            correction = torch.exp(row_max - new_max)
-            row_sum = row_sum * correction + weights.sum(1, keepdim=True)
-            accumulator = accumulator * correction + weights @ values
-            row_max = new_max
-        o[first_query : first_query + tile] = accumulator / row_sum
-    return o
-""",
+            "the mask comes behind the maximum: a score that the query does not see may be far larger",
+            old="torch.maximum(row_max, scores.amax(1, keepdim=True))",
+            new="torch.maximum(row_max, (queries @ keys.T / math.sqrt(q.shape[1])).amax(1, keepdim=True))",
         ),
         Wrong(
-            "a maximum of at least 0",
-            "a causal mask, and large scores",
-            old="scores.amax(1, keepdim=True))",
-            new="scores.amax(1, keepdim=True)).clamp(min=0)",
+            "a maximum of at least 0 is taken: the largest score that a query sees may be far below",
+            old="torch.maximum(row_max, scores.amax(1, keepdim=True))",
+            new="torch.maximum(row_max, scores.amax(1, keepdim=True)).clamp(min=0)",
         ),
         Wrong(
             "all tiles with a causal mask, too",
@@ -257,38 +238,43 @@ def flash_attention(q, k, v, causal, tile):
             new="(q @ keys.T)[first_query : first_query + tile]",
         ),
         Wrong(
-            "hidden scores are zero",
-            "hidden scores are set to 0",
+            "hidden scores are set to 0, whose exponential is not 0: they must be minus infinite",
             old="query_index[:, None], -math.inf",
             new="query_index[:, None], 0.0",
         ),
         Wrong(
-            "the tile's maximum alone",
-            "of the tile alone",
+            "the maximum is that of the tile alone: where a later tile has much smaller scores, the correction is "
+            "infinite; the new maximum must be the larger one of the old and the tile's",
             old="torch.maximum(row_max, scores.amax(1, keepdim=True))",
             new="scores.amax(1, keepdim=True)",
         ),
-        Wrong("maximum not kept", "not kept for the next iteration", old="row_max = new_max", new="pass"),
         Wrong(
-            "no maximum",
-            "no maximum is subtracted",
+            "the new maximum is not kept for the next iteration: the correction is then always 0, and only the last "
+            "tile of keys counts",
+            old="row_max = new_max",
+            new="pass",
+        ),
+        Wrong(
+            "no maximum is subtracted: the exponential of a large score is infinite, and infinite divided by infinite"
+            " is NaN",
             old="torch.maximum(row_max, scores.amax(1, keepdim=True))",
             new="row_max = torch.zeros_like(row_max)",
         ),
-        Wrong("no division", "the division is missing", old="accumulator / row_sum", new="accumulator"),
-        Wrong("no scale", "the scale is forgotten", old=" / math.sqrt(q.shape[1])", new=""),
         Wrong(
-            "the loop ends before the diagonal",
-            "ends before the tile on the diagonal",
-            old="first_query + tile) if",
-            new="first_query) if",
+            "the division is missing: at the end the accumulator must be divided by row_sum",
+            old="accumulator / row_sum",
+            new="accumulator",
         ),
         Wrong(
-            "all keys at once",
-            "a tile of scores is",
-            old="range(0, end, tile):\n            keys, values = k[first_key : first_key + tile], v[first_key : "
-            "first_key + tile]",
-            new="[0]:\n            keys, values = k, v",
+            "the scale is forgotten: scores must be divided by the square root of head_dim",
+            old=" / math.sqrt(q.shape[1])",
+            new="",
+        ),
+        Wrong(
+            "the loop over keys ends before the tile on the diagonal: the last query of a tile sees the key of its "
+            "own number",
+            old="first_query + tile) if",
+            new="first_query) if",
         ),
         Wrong(
             "the formula",

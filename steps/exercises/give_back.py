@@ -3,9 +3,7 @@
 import dataclasses
 
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong, clean, source_of
-from tutorial_lib.passes import pass_of
-from tutorial_lib.simulator.run import watched
+from tutorial_lib.exercises import Wrong, clean
 
 KEYS, VALUES = "release(barriers.key_empty, iteration, STAGES)", "release(barriers.value_empty, iteration, STAGES)"
 QUERY_COPIES = 2  # of a block, which come before its tiles of keys and values
@@ -44,30 +42,22 @@ LATE = {
 }
 
 
-class GiveBack(InKernel):
-    """Also refuses what only the producer's order saves, and what is right but late."""
+def neither_early_nor_late(exercise: InKernel, source: str, chance) -> str | None:
+    """Refuses what only the producer's order saves, and what is right but late."""
+    other = {"functions": {"produce": VALUES_FIRST}, "kinds": exercise.kinds[:1], "schedules": 1, "typical": ()}
+    if wrong := dataclasses.replace(exercise, **other, last=None).judged(source, chance):
+        return f"{EARLY}\n\n{wrong}"
+    problem = exercise.problems(chance)[0]
+    mine, needed = (copies(exercise, problem, text) for text in (source, clean(exercise.solution)))
+    late = [n for n, (begin, soonest) in enumerate(zip(mine, needed, strict=True)) if begin > soonest + TOLERANCE]
+    return LATE[("keys", "values")[late[0] % 2]] if late else None
 
-    def judge(self, function, chance):
-        if wrong := super().judge(function, chance):
-            return wrong
-        other = {"functions": {"produce": VALUES_FIRST}, "kinds": self.kinds[:1], "schedules": 1, "typical": ()}
-        if wrong := super(GiveBack, dataclasses.replace(self, **other)).judge(function, chance):
-            return f"{EARLY}\n\n{wrong}"
-        problem = self.problems(chance)[0]
-        mine, needed = (self.copies(problem, text) for text in (source_of(function), clean(self.solution)))
-        late = [n for n, (begin, soonest) in enumerate(zip(mine, needed, strict=True)) if begin > soonest + TOLERANCE]
-        return LATE[("keys", "values")[late[0] % 2]] if late else None
 
-    def copies(self, problem, source: str) -> list[float]:
-        """When TMA begins to fetch each tile of keys and of values, one after the other: simulated clocks."""
-        step = self.kernel(problem, source)
-        kind = pass_of(step)
-        inputs = kind.inputs(problem, 0)
-        with watched(None, trace=True) as watch:
-            kind.call(step, problem, inputs, kind.poisoned(inputs))
-        [run] = watch.runs
-        begun = [begin for block, lane, kind, _, begin, _ in run.trace if (lane, kind) == ("TMA", "load")]
-        return begun[QUERY_COPIES:]
+def copies(exercise: InKernel, problem, source: str) -> list[float]:
+    """When TMA begins to fetch each tile of keys and of values, one after the other: simulated clocks."""
+    [run] = exercise.traced(problem, source)
+    begun = [begin for block, lane, kind, _, begin, _ in run.trace if (lane, kind) == ("TMA", "load")]
+    return begun[QUERY_COPIES:]
 
 
 SOLUTION = """
@@ -123,7 +113,7 @@ def one_behind() -> str:
     )
 
 
-EXERCISE = GiveBack(
+EXERCISE = InKernel(
     name="give_back",
     step="producer",
     function="attend",
@@ -133,6 +123,7 @@ EXERCISE = GiveBack(
     ),
     lengths=(640, 768),
     multiple=128,
+    last=neither_early_nor_late,
     typical=(
         (
             r"race on tiles.key[^\n]*TMA load.*after: read by wgmma",
@@ -183,32 +174,19 @@ EXERCISE = GiveBack(
         Wrong(
             "the keys when the product is begun",
             "the QK product still reads it",
-            old="""        scores = warpgroup_mma_wait(0, deps=[scores])
-        release(barriers.key_empty, iteration, STAGES)
-""",
-            new="""        release(barriers.key_empty, iteration, STAGES)
-        scores = warpgroup_mma_wait(0, deps=[scores])
-""",
+            without="scores = warpgroup_mma_wait(",
+            behind="release(barriers.key_empty",
         ),
         Wrong(
             "the values when the product is begun",
             "the PV product still reads it",
-            old="""        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        release(barriers.value_empty, iteration, STAGES)
-""",
-            new="""        release(barriers.value_empty, iteration, STAGES)
-        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-""",
+            without="accumulator = warpgroup_mma_wait(",
+            behind="release(barriers.value_empty",
         ),
         Wrong("the keys never", "a slot of the keys that nobody", old=KEYS, new="pass"),
         Wrong("the values never", "a slot of the values that nobody", old=VALUES, new="pass"),
         Wrong("both behind the first product", "has not read yet", source=placed(f"{KEYS}; {VALUES}", "pass")),
         Wrong("both at the end", "slot of the keys is released later", source=placed("pass", f"{KEYS}; {VALUES}")),
-        Wrong(
-            "both at the end, in other words",
-            "slot of the keys is released later",
-            source=placed("pass", f"{KEYS}; {VALUES}").replace("iteration, STAGES", "iteration, stages=STAGES"),
-        ),
         Wrong("the values in the next iteration", "slot of the values is released later", source=one_behind()),
         Wrong(
             "the keys behind the softmax",

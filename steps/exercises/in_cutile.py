@@ -18,6 +18,7 @@ from steps.writing.written import WrittenStep, kernel_in
 from tutorial_lib.accuracy import compare
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
+from tutorial_lib.values import alike
 
 TRANSLATED_FOR = "sm_90"
 
@@ -68,15 +69,9 @@ class InCuTile(InKernel):
                 return _told(error)
             return out
 
-        def alike(one, other) -> bool:
-            if isinstance(one, str) or isinstance(other, str):
-                return isinstance(one, str) and one == other
-            near = (one.double() - other.double()).abs() <= limit
-            return bool((near | (one == other) | (one.isnan() & other.isnan())).all())
-
         mine = outcome(source)
-        limit = None if isinstance(mine, str) else compare(mine, exact, allowed).limit
-        found = [wrong.what for wrong in self.wrong if alike(mine, outcome(self.wrong_source(wrong)))]
+        limit = 0.0 if isinstance(mine, str) else compare(mine, exact, allowed).limit
+        found = [wrong.what for wrong in self.wrong if alike(mine, outcome(self.wrong_source(wrong)), limit)]
         return found[0] if len(found) == 1 else None
 
 

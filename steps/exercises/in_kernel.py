@@ -31,7 +31,9 @@ class InKernel(Exercise):
     their lengths: ``Problem``'s fields for each of them. lengths: the least and the largest, of queries and of keys.
     multiple: what every length is a multiple of. schedules: how many latencies a simulated kernel runs under, the
     model's own and random ones. watch: takes the simulated run and the problem, once numbers and order are right, and
-    says what is wrong with the way in which they came about. lacking: (a piece of source, what to say where an answer
+    says what is wrong with the way in which they came about. first: takes the learner's source, and says what is wrong
+    with the function by itself, before any kernel runs. last: takes the exercise and the source, and says what is still
+    wrong where numbers and order are right. lacking: (a piece of source, what to say where an answer
     that is wrong does not hold it). typical: as ``tutorial_lib.exercises.explained`` takes them.
     """
 
@@ -45,6 +47,8 @@ class InKernel(Exercise):
     multiple: int = 1
     schedules: int = 3
     watch: Callable[[object, Problem], str | None] | None = None
+    first: Callable[[str, random.Random], str | None] | None = None
+    last: Callable[[InKernel, str, random.Random], str | None] | None = None
     lacking: tuple[tuple[str, str], ...] = ()
     typical: tuple[tuple[str, str], ...] = ()
 
@@ -59,13 +63,18 @@ class InKernel(Exercise):
         return found
 
     def judge(self, function, chance):
-        source = source_of(function)
+        return self.judged(source_of(function), chance)
+
+    def judged(self, source: str, chance: random.Random) -> str | None:
+        """As ``judge``, from the function's source."""
+        if self.first and (wrong := self.first(source, chance)):
+            return wrong
         for problem in self.problems(chance):
             if wrong := self._on(problem, source, chance):
                 hints = [said for piece, said in self.lacking if piece not in source]
                 message = "\n\n".join([f"On {problem.describe()}: {wrong}", *hints])
                 return explained(message, self.typical, source)
-        return None
+        return self.last(self, source, chance) if self.last else None
 
     def whole(self) -> FusedStep:
         """The step whose kernel the function is put into."""
@@ -79,6 +88,21 @@ class InKernel(Exercise):
         keep = names_in(self.solution, *functions, *self.functions.values(), self.beside)
         written = write_step(step, problem, "cpu" if step.backend == "cutile" else None, keep, name=self.name)
         return put(written, functions, f"{beside}\n{self.beside}", self.constants)
+
+    def clocks(self, problem: Problem, source: str) -> float:
+        """What all blocks take together with this function, by the simulator's clock."""
+        return sum(sum(run.clocks.values()) for run in self.traced(problem, source))
+
+    def traced(self, problem: Problem, source: str) -> list:
+        """The simulated launches of the kernel with this function."""
+        from tutorial_lib.simulator.run import watched
+
+        step = self.kernel(problem, source)
+        kind = pass_of(step)
+        inputs = kind.inputs(problem, 0)
+        with watched(None, trace=True) as watch:
+            kind.call(step, problem, inputs, kind.poisoned(inputs))
+        return watch.runs
 
     def _on(self, problem: Problem, source: str, chance: random.Random) -> str | None:
         step = self.kernel(problem, source)

@@ -4,7 +4,7 @@ import ast
 
 from steps.exercises.in_kernel import InKernel
 from steps.exercises.produce import TWO_TILES_A_BLOCK
-from tutorial_lib.exercises import Wrong, source_of
+from tutorial_lib.exercises import Wrong
 from tutorial_lib.simulator.under_way import share_under_products
 
 BIG = 100  # clocks: the exponentials of a tile of scores, not those of a column of corrections
@@ -32,25 +32,21 @@ def first_of(calls: list[str], name: str) -> int:
     return next((n for n, call in enumerate(calls) if call.startswith(name)), len(calls))
 
 
-class BegunTogether(InKernel):
-    """Also refuses what is right, but leaves the tensor cores without a second product, or releases K late."""
-
-    def judge(self, function, chance):
-        wrong = super().judge(function, chance)
-        if wrong is None:
-            calls = calls_in_order(source_of(function))
-            if first_of(calls, "issue_output(") > first_of(calls, "warpgroup_mma_wait("):
-                return (
-                    "The numbers are right and everything is in order, but the products are not begun together: you "
-                    "wait for the scores before you begin the PV product. The tensor cores then have nothing to do "
-                    "until your warpgroup has woken up."
-                )
-            if first_of(calls, "release(barriers.key_empty") > first_of(calls, "weigh("):
-                return (
-                    "Everything is in order, but the slot of K is released later than it could be. The keys have "
-                    "been read when the scores are there, before the softmax begins."
-                )
-        return wrong
+def begun_together(exercise, source: str, chance) -> str | None:
+    """Refuses what is right, but leaves the tensor cores without a second product, or releases K late."""
+    calls = calls_in_order(source)
+    if first_of(calls, "issue_output(") > first_of(calls, "warpgroup_mma_wait("):
+        return (
+            "The numbers are right and everything is in order, but the products are not begun together: you wait for "
+            "the scores before you begin the PV product. The tensor cores then have nothing to do until your warpgroup "
+            "has woken up."
+        )
+    if first_of(calls, "release(barriers.key_empty") > first_of(calls, "weigh("):
+        return (
+            "Everything is in order, but the slot of K is released later than it could be. The keys have been read "
+            "when the scores are there, before the softmax begins."
+        )
+    return None
 
 
 ATTEND_TO_REST = """
@@ -65,7 +61,7 @@ def attend_to_rest(first, accumulator, query, tiles, barriers, end, iteration, s
     return accumulator, row_sum, iteration, weights
 """
 
-EXERCISE = BegunTogether(
+EXERCISE = InKernel(
     name="intra_warpgroup_overlap",
     step="intra_warpgroup_overlap",
     function="iteration_of_loop",
@@ -80,6 +76,7 @@ EXERCISE = BegunTogether(
     lengths=(512, 640),  # four tiles of keys: a slot that is not released is missed with the fourth
     multiple=128,
     watch=exponentials_run_under_products,
+    last=begun_together,
     lacking=(
         ("by_row(correction)", "The accumulator is never multiplied by the correction, so it mixes two maxima."),
         ("release(barriers.key_empty", "Nothing releases the slot of K, and the producer waits for it."),
@@ -148,28 +145,14 @@ def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_s
         Wrong(
             "V is released before its product has ended",
             "race on tiles.value",
-            old="""
-    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, iteration, STAGES)
-""",
-            new="""
-    release(barriers.value_empty, iteration, STAGES)
-    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-""",
+            without="accumulator = warpgroup_mma_wait(",
+            behind="release(barriers.value_empty",
         ),
         Wrong(
             "rescaled while a product adds to it",
             "used before it is waited for",
-            old="""
-    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, iteration, STAGES)
-    accumulator = accumulator * by_row(correction)
-""",
-            new="""
-    accumulator = accumulator * by_row(correction)
-    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, iteration, STAGES)
-""",
+            without="accumulator = accumulator",
+            behind="# --- the output",
         ),
         Wrong(
             "the slot of the next tile of V is released",
@@ -190,42 +173,17 @@ def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_s
         Wrong(
             "K is released at the end of the iteration",
             "later than it could be",
-            source="""
-def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_sum, accumulator, scale):
-    await_tile(barriers.key_full, iteration + 1, STAGES)
-    scores = issue_scores(query, tiles.key, iteration + 1)
-    await_tile(barriers.value_full, iteration, STAGES)
-    accumulator = issue_output(weights, tiles.value, iteration, accumulator)
-    scores = warpgroup_mma_wait(1, deps=[scores])
-    new_max = raise_maxima(scores, row_max, scale)
-    correction = exp2(row_max - new_max)
-    weights = weigh(scores, new_max, scale)
-    row_sum = row_sum * correction + gl.sum(weights, 1)
-    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, iteration, STAGES)
-    release(barriers.key_empty, iteration + 1, STAGES)
-    accumulator = accumulator * by_row(correction)
-    return weights, new_max, row_sum, accumulator
-""",
+            without="release(barriers.key_empty",
+            behind="accumulator = accumulator * by_row",
         ),
-        Wrong(
-            "K is not released",
-            "releases the slot of K",
-            old="    release(barriers.key_empty, iteration + 1, STAGES)\n",
-            new="",
-        ),
+        Wrong("K is not released", "releases the slot of K", without="release(barriers.key_empty"),
         Wrong(
             "the keys of the tile before are released",
             ".key",
             old="release(barriers.key_empty, iteration + 1",
             new="release(barriers.key_empty, iteration",
         ),
-        Wrong(
-            "the output is not rescaled",
-            "never multiplied by the correction",
-            old="    accumulator = accumulator * by_row(correction)\n",
-            new="",
-        ),
+        Wrong("the output is not rescaled", "never multiplied by the correction", without="accumulator = accumulator"),
     ),
     debrief="`wait(n)` counts products, from the youngest: it leaves n of them running. What a running product reads "
     "or adds to, V and the accumulator, is not yours until it has ended.",

@@ -97,15 +97,6 @@ def deal(lengths, blocks):
             new="range(len(lengths))",
         ),
         Wrong("shortest first", "has most to do", old="-lengths[tile])", new="lengths[tile])"),
-        Wrong(
-            "longest first, but in turn",
-            "has most to do",
-            source="""
-def deal(lengths, blocks):
-    longest_first = sorted(range(len(lengths)), key=lambda tile: -lengths[tile])
-    return [longest_first[block::blocks] for block in range(blocks)]
-""",
-        ),
         Wrong("lengths in place of numbers", "numbers of tiles", old="append(tile)", new="append(lengths[tile])"),
         Wrong("one list, many times", "one list, many times", old="[[] for _ in range(blocks)]", new="[[]] * blocks"),
         Wrong("tiles are counted, and not their lengths", "has most to do", old="+= lengths[tile]", new="+= 1"),

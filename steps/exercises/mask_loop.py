@@ -1,10 +1,9 @@
 """The bounds of the two loops over keys: whole tiles, which ask nothing, and narrow ones, which the mask cuts."""
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong, define, source_of
+from tutorial_lib.exercises import Wrong, define
 
 TILES = [
     (128, 128, 64),
@@ -49,25 +48,20 @@ def _wrong_bounds(mine, i: int, seq_len: int, query: int, key: int, narrow: int)
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds(InKernel):
-    """The function's numbers are looked at first: too much work gives right results, too."""
-
-    def judge(self, function, chance):
-        for query, key, narrow in TILES:
-            known = {"TILE_QUERY": query, "TILE_KEY": key, "NARROW_KEY": narrow}
-            own = define(
-                source_of(function), function.__name__, ct=SimpleNamespace(cdiv=lambda a, b: -(-a // b)), **known
-            )
-            for i, seq_len in [*CASES, *((2, chance.randint(1, 400)) for _ in range(20))]:
-                mine = tuple(own(i, seq_len))
-                if wrong := _wrong_bounds(mine, i, seq_len, query, key, narrow):
-                    return (
-                        f"TILE_QUERY={query}, TILE_KEY={key}, NARROW_KEY={narrow}; tile {i} has the queries "
-                        f"{i * query} to {(i + 1) * query - 1}, and there are {seq_len} keys. You give whole, "
-                        f"first, end = {', '.join(map(str, mine))}: {wrong}"
-                    )
-        return super().judge(function, chance)
+def bounds(source: str, chance) -> str | None:
+    """The function's numbers: too much work gives right results, too."""
+    for query, key, narrow in TILES:
+        known = {"TILE_QUERY": query, "TILE_KEY": key, "NARROW_KEY": narrow}
+        own = define(source, "bounds", ct=SimpleNamespace(cdiv=lambda a, b: -(-a // b)), **known)
+        for i, seq_len in [*CASES, *((2, chance.randint(1, 400)) for _ in range(20))]:
+            mine = tuple(own(i, seq_len))
+            if wrong := _wrong_bounds(mine, i, seq_len, query, key, narrow):
+                return (
+                    f"TILE_QUERY={query}, TILE_KEY={key}, NARROW_KEY={narrow}; tile {i} has the queries {i * query} to "
+                    f"{(i + 1) * query - 1}, and there are {seq_len} keys. You give whole, first, end = "
+                    f"{', '.join(map(str, mine))}: {wrong}"
+                )
+    return None
 
 
 # The kernel asks for its whole tiles and for its narrow ones in two places.
@@ -82,10 +76,11 @@ def narrow_tiles(i, seq_len_kv):
     return first, end
 """
 
-EXERCISE = Bounds(
+EXERCISE = InKernel(
     name="mask_loop",
     step="mask_loop",
     function="bounds",
+    first=bounds,
     kinds=(
         {"causal": True, "head_dim": 128, "heads": 1},
         {"causal": True, "head_dim": 128, "heads": 1, "seq_len_kv": 150},

@@ -51,11 +51,9 @@ EXERCISE = WithShortKeys(
     schedules=1,
     hints=(
         "The scores have axis 0 for queries and axis 1 for keys. query[:, None] adds axis 1 to a tile that lacks it, "
-        "so "
-        "query needs the slice of ACCUMULATOR that lacks axis 1. And key?",
+        "so query needs the slice of ACCUMULATOR that lacks axis 1. And key?",
         "Query number first_query + 0, 1, 2 ... of this block; key number first_key + 0, 1, 2 ... of this tile. A "
-        "query may "
-        "see a key where the key's number is at most its own, and where the key exists.",
+        "query may see a key where the key's number is at most its own, and where the key exists.",
         "query uses gl.SliceLayout(1, ACCUMULATOR), key uses gl.SliceLayout(0, ACCUMULATOR). seen is (key[None, :] <= "
         "query[:, None]) & (key[None, :] < seq_len_kv); elsewhere the score is minus infinity.",
     ),
@@ -85,6 +83,5 @@ def hide(scores, first_query, first_key, seq_len_kv):
         Wrong("the mask is turned round", "wrong number", old="<= query", new=">= query"),
     ),
     debrief="Every index has a layout, too: the slice of the tile that it shall be compared with. So each lane knows "
-    "the "
-    "rows and columns of its own registers, and nothing is exchanged.",
+    "the rows and columns of its own registers, and nothing is exchanged.",
 )

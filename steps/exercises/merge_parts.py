@@ -1,87 +1,40 @@
 """Two parts of attention, over different keys, put together by the log-sum-exp of each."""
 
-from tutorial_lib.exercises import Plain, Wrong
-
-MISTAKES = (  # what is computed, and what is said
-    (
-        lambda o, lse, p, part_lse: p + (part_lse - lse).sigmoid()[..., None] * (o - p),
-        "each output is multiplied by the other's weight: a part with larger scores must count more",
-    ),
-    (
-        lambda o, lse, p, part_lse: (o + p) / 2,
-        "it is the mean of both: a part whose keys have larger scores must count more",
-    ),
-    (
-        lambda o, lse, p, part_lse: o + p,
-        "it is the sum of both: each is normalised already, so that their weights must add up to 1",
-    ),
-)
+from tutorial_lib.exercises import Compared, Wrong
 
 
-def judge(function, chance) -> str | None:
+def right(o, lse, part_o, part_lse):
+    """By a softmax over both parts, in float64."""
     import torch
 
-    from tutorial_lib.reference import attention_and_lse_float64
+    both = torch.stack((lse, part_lse)).double()
+    outputs = torch.stack((o, part_o)).double() * both.softmax(0)[..., None]
+    return outputs.sum(0).float(), both.logsumexp(0).float()
+
+
+def cases(chance):
+    """Ordinary scores; such whose exponential no format of numbers holds, or is 0 in any; one part far ahead."""
+    import torch
 
     generator = torch.Generator().manual_seed(chance.getrandbits(60))
-
-    def random(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    cases = (
-        ("ordinary scores", 0.3, 0.0),
-        ("scores near 2000, whose exponential no number format holds", 0.3, 2000.0),
-        ("scores near -2000, whose exponential is 0 in any", 0.3, -2000.0),
-        ("one part with far larger scores", 60.0, 0.0),
-    )
-    for what, scale, moved in cases:
-        first, second = chance.randint(1, 20), chance.randint(1, 20)
-        q, k, v = random(1, 2, 6, 16), random(1, 2, first + second, 16), random(1, 2, first + second, 16) + 0.5
-
-        def over(keys, q=q, k=k, v=v, scale=scale, moved=moved):
-            o, lse = attention_and_lse_float64(q, k[:, :, keys], v[:, :, keys], scale=scale)
-            return o.float(), (lse + moved).float()
-
-        (o, lse), part = over(slice(0, first)), over(slice(first, None))
-        exact, exact_lse = over(slice(None))
-        given = o.clone(), lse.clone(), part[0].clone(), part[1].clone()
-        mine = function(*given)
-        if wrong := _told(mine, exact, exact_lse, (o, lse, *part)):
-            return f"With {what}, {first} and {second} keys: {wrong}"
-    return None
+    for spread, level in ((1.0, 3.0), (1.0, 2000.0), (1.0, -2000.0), (60.0, 0.0)):
+        o, part_o = torch.randn(2, 1, 2, 6, 16, generator=generator)
+        lse, part_lse = level + spread * torch.randn(2, 1, 2, 6, generator=generator)
+        yield o, lse, part_o, part_lse
 
 
-def _told(mine, exact, exact_lse, given) -> str | None:
-    import torch
-
-    if not (isinstance(mine, tuple) and len(mine) == 2 and all(isinstance(x, torch.Tensor) for x in mine)):
-        return f"Two tensors must come back, the output and the log-sum-exp. This came: `{type(mine).__name__}`."
-    o, lse = mine
-    if o.shape != exact.shape or lse.shape != exact_lse.shape:
-        wanted = f"{tuple(exact.shape)} and {tuple(exact_lse.shape)}"
-        return f"the shapes must be {wanted}, and are {tuple(o.shape)} and {tuple(lse.shape)}."
-    if o.isnan().any() or lse.isnan().any():
-        return "NaN comes out: an exponential overflowed, or everything became 0. Use differences of the two only."
-    if not lse.isfinite().all():
-        return "the log-sum-exp comes out infinite: the exponential of one of them overflowed, or became 0."
-    if (o - exact).abs().max() > 1e-4:
-        for how, why in MISTAKES:
-            if (o - how(*given)).abs().max() < 1e-5:
-                return f"the output is wrong: {why}."
-        return f"the output is wrong by up to {(o - exact).abs().max().item():.2g}."
-    if (lse - exact_lse).abs().max() > 1e-4 * (1 + exact_lse.abs().max()):
-        difference = (lse - exact_lse).abs().max().item()
-        return (
-            f"the output is right, and the log-sum-exp is wrong by up to {difference:.2g}: a third part would be put "
-            "to it with the wrong weight."
-        )
-    return None
+def named(o, lse, part_o, part_lse) -> str:
+    ranges = [f"{x.min().item():.5g} to {x.max().item():.5g}" for x in (lse, part_lse)]
+    return f"merge_parts(...) with lse from {ranges[0]}, part_lse from {ranges[1]}"
 
 
-EXERCISE = Plain(
+EXERCISE = Compared(
     name="merge_parts",
     function="merge_parts",
-    by=judge,
+    cases=cases,
+    right=right,
+    named=named,
+    close=1e-4,
     hints=(
         "The weights of the first part add up to exp(lse), and those of the other to exp(part_lse). Which share of all "
         "weights has the other part?",
@@ -97,8 +50,7 @@ def merge_parts(o, lse, part_o, part_lse):
 """,
     wrong=(
         Wrong(
-            "the exponentials themselves",
-            "an exponential overflowed",
+            "the exponentials themselves are taken, which overflow or become 0: use differences of the two only",
             source="""
 def merge_parts(o, lse, part_o, part_lse):
     a, b = lse.exp()[..., None], part_lse.exp()[..., None]
@@ -106,32 +58,32 @@ def merge_parts(o, lse, part_o, part_lse):
 """,
         ),
         Wrong(
-            "the other part's share",
-            "each output is multiplied by the other's weight",
+            "each output is multiplied by the other's weight: a part with larger scores must count more",
             old="part_lse - lse",
             new="lse - part_lse",
         ),
-        Wrong("the mean", "it is the mean of both", old="torch.sigmoid(part_lse - lse)[..., None]", new="0.5"),
-        Wrong("the sum", "it is the sum of both", old="o + share * (part_o - o)", new="o + part_o"),
         Wrong(
-            "the sum of the logarithms",
-            "the output is right, and the log-sum-exp is wrong",
-            old="torch.logaddexp(lse, part_lse)",
-            new="lse + part_lse",
+            "the output is the mean of both: a part whose keys have larger scores must count more",
+            old="torch.sigmoid(part_lse - lse)[..., None]",
+            new="0.5",
         ),
         Wrong(
-            "the larger log-sum-exp",
-            "the output is right, and the log-sum-exp is wrong",
+            "the output is the sum of both: each is normalised already, so that their weights must add up to 1",
+            old="o + share * (part_o - o)",
+            new="o + part_o",
+        ),
+        Wrong("log-sum-exps are added", old="torch.logaddexp(lse, part_lse)", new="lse + part_lse"),
+        Wrong(
+            "the larger log-sum-exp is kept: a third part would be put to it with the wrong weight",
             old="torch.logaddexp(lse, part_lse)",
             new="torch.maximum(lse, part_lse)",
         ),
         Wrong(
-            "the logarithm of the sum, by itself",
-            "comes out infinite",
+            "the log-sum-exp is the logarithm of a sum that overflows, or becomes 0",
             old="torch.logaddexp(lse, part_lse)",
             new="(lse.exp() + part_lse.exp()).log()",
         ),
-        Wrong("the output alone", "Two tensors must come back", old=", torch.logaddexp(lse, part_lse)", new=""),
+        Wrong("the output alone", "must be (a tensor", old=", torch.logaddexp(lse, part_lse)", new=""),
     ),
     debrief="A part needs nothing of the others but its output and one number a row. So parts can be computed in any "
     "order, on any GPU, and put together as they come: it is the online softmax with tiles that are far apart.",

@@ -3,7 +3,7 @@
 from steps import get_step
 from steps.core.problems import HEADLINE, standard
 from tutorial_lib import meetings
-from tutorial_lib.exercises import Plain, Wrong
+from tutorial_lib.exercises import Compared, Wrong
 
 ARCH = "sm_90"
 WORDS = (  # what a line of PTX begins with, and its word; the first that fits counts
@@ -15,6 +15,7 @@ WORDS = (  # what a line of PTX begins with, and its word; the first that fits c
     (meetings.WRITE, "write"),
     ("$L", "label"),
 )
+KINDS = [*dict(WORDS).values(), "copy", "other"]
 CASES = (  # what stands in front of a barrier, and what behind
     (["begin", "complete"], "arrive"),
     (["begin", "complete", "sync", "arrive"], "wait"),
@@ -32,6 +33,13 @@ CASES = (  # what stands in front of a barrier, and what behind
     ([], "arrive"),
 )
 SHOWN = 4  # events in front of a barrier of a whole kernel
+WHY = {  # a barrier stays in front of an arrival, by the nearest event in front of it that reads a tile
+    "wait": "The arrival is behind a mere wait for an mbarrier. One warp may see that the tile has come, and release "
+    "its slot, before another warp has begun to wait. TMA fills the slot again, and the other warp waits forever.",
+    "begin": "The product has only been begun, and may still read the tile: nobody has waited for it.",
+    "label": "A branch may lead to the label, and on that way no product may be complete.",
+    None: "Nothing in front of it says that a product is complete.",
+}
 
 
 def words(ptx: str) -> list[str]:
@@ -45,10 +53,10 @@ def _word(event: str) -> str:
     return next((word for start, word in WORDS if event.startswith(start)), "other")
 
 
-def why_it_stays(before: list[str], after: str) -> str | None:
-    """What needs a barrier; None if nothing does."""
+def told(before: list[str], after: str) -> str:
+    """Why a barrier stays, or may go."""
     if after == "wait":
-        return None
+        return "In front of a wait there is nothing to protect: a warp that comes early does nothing there but wait."
     if after == "write":
         return (
             "The warps write to the output's buffer in shared memory, and TMA may still read the last output there. "
@@ -59,21 +67,9 @@ def why_it_stays(before: list[str], after: str) -> str | None:
     if after != "arrive":
         return "What stands behind it is neither a wait nor an arrival: in doubt a barrier stays."
     nearest = next((word for word in reversed(before) if word not in ("arrive", "sync")), None)
-    return {
-        "complete": None,
-        "wait": "The arrival is behind a mere wait for an mbarrier. One warp may see that the tile has come, and "
-        "release its slot, before another warp has begun to wait. TMA fills the slot again, and the other warp waits "
-        "forever.",
-        "begin": "The product has only been begun, and may still read the tile: nobody has waited for it.",
-        "label": "A branch may lead to the label, and on that way no product may be complete.",
-        None: "Nothing in front of it says that a product is complete.",
-    }.get(nearest, f"Behind the complete product stands `{nearest}`, which may need the tile, too: in doubt it stays.")
-
-
-def why_it_goes(before: list[str], after: str) -> str:
-    """Of a barrier that nothing needs."""
-    if after == "wait":
-        return "In front of a wait there is nothing to protect: a warp that comes early does nothing there but wait."
+    if nearest != "complete":
+        other = f"Behind the complete product stands `{nearest}`, which may need the tile, too: in doubt it stays."
+        return WHY.get(nearest, other)
     if before[-1] == "complete":
         return "The product is complete, and it was one of all four warps: none of them reads the tile any more."
     return (
@@ -82,37 +78,24 @@ def why_it_goes(before: list[str], after: str) -> str:
     )
 
 
-def wrong_in(function, before: list[str], after: str) -> str | None:
-    told, why = function(list(before), after), why_it_stays(before, after)
-    if not isinstance(told, bool):
-        return f"`may_go` must return True or False, and yours gives {told!r}."
-    if told == (why is None):
-        return None
-    what = f"`may_go({before[-SHOWN:]}, {after!r})` must be {why is None}, and yours gives {told}."
-    return f"{what} {why or why_it_goes(before, after)}"
-
-
-def judge(function, chance):
-    for before, after in CASES:
-        if wrong := wrong_in(function, before, after):
-            return wrong
-    kinds = [*dict(WORDS).values(), "copy", "other"]
+def cases(chance):
+    """Short sequences, and what stands around each barrier in two kernels of step row_max_ilp."""
+    yield from CASES
     for _ in range(60):
-        before = chance.choices(kinds, k=chance.randint(0, 6))
-        if before[-1:] != ["sync"] and (wrong := wrong_in(function, before, chance.choice(("arrive", *kinds)))):
-            return wrong
+        before = chance.choices(KINDS, k=chance.randint(0, 6))
+        if before[-1:] != ["sync"]:
+            yield before, chance.choice(("arrive", *KINDS))
     for problem in (HEADLINE, standard(head_dim=256)):
         events = words(get_step("row_max_ilp").compile(problem, ARCH).ptx)
-        for n, event in enumerate(events):
-            if event == "sync" and (wrong := wrong_in(function, events[:n], events[n + 1])):
-                return f"In the PTX of step row_max_ilp at head_dim {problem.head_dim}: {wrong}"
-    return None
+        yield from ((events[:n], events[n + 1]) for n, event in enumerate(events) if event == "sync")
 
 
-EXERCISE = Plain(
+EXERCISE = Compared(
     name="no_redundant_barriers",
     function="may_go",
-    by=judge,
+    cases=cases,
+    named=lambda before, after: f"may_go({before[-SHOWN:]}, {after!r})",
+    told=told,
     hints=(
         "Begin with what stands behind the barrier. In front of a wait it may always go. In front of an arrival it "
         "depends. In front of anything else it stays.",
@@ -134,77 +117,41 @@ def may_go(before, after):
 """,
     wrong=(
         Wrong(
-            "in front of every arrival",
-            "behind a mere wait",
-            source="""
-def may_go(before, after):
-    return after in ("wait", "arrive")
-""",
+            "the barrier in front of every arrival may go",
+            source='def may_go(before, after):\n    return after in ("wait", "arrive")',
         ),
+        Wrong("all barriers may go", source="def may_go(before, after):\n    return True"),
+        Wrong("none in front of a wait may go", old='if after == "wait":\n        return True\n    ', new=""),
         Wrong(
-            "all of them",
-            "behind a mere wait",
-            source="""
-def may_go(before, after):
-    return True
-""",
-        ),
-        Wrong(
-            "none in front of waits",
-            "does nothing there but wait",
-            old='if after == "wait":\n        return True\n    ',
-            new="",
-        ),
-        Wrong(
-            "in front of what is written",
-            "the others know by this barrier",
+            "those in front of what is written or copied are taken for those in front of an arrival",
             old='if after != "arrive":',
             new='if after not in ("arrive", "write", "copy"):',
         ),
+        Wrong("those in front of copies by TMA may go", old='if after == "wait":', new='if after in ("wait", "copy"):'),
         Wrong(
-            "in front of copies by TMA",
-            "all must have written",
-            old='if after == "wait":',
-            new='if after in ("wait", "copy"):',
-        ),
-        Wrong(
-            "the event right in front alone",
-            "complete for the second arrival",
+            "only the event right in front counts",
             old='if event not in ("arrive", "sync"):\n            ',
             new="",
         ),
         Wrong(
-            "a complete product anywhere",
-            "behind a mere wait",
+            "a complete product may stand anywhere in front",
             source="""
 def may_go(before, after):
     return after == "wait" or (after == "arrive" and "complete" in before)
 """,
         ),
         Wrong(
-            "the nearest wgmma, whatever stands behind it",
-            "behind a mere wait",
+            "the nearest wgmma counts, whatever stands behind it",
             old='if event not in ("arrive", "sync"):',
             new='if event in ("begin", "complete"):',
         ),
         Wrong(
-            "a product that was begun",
-            "has only been begun",
+            "a product that was only begun counts",
             old='return event == "complete"',
             new='return event in ("begin", "complete")',
         ),
-        Wrong(
-            "past labels",
-            "A branch may lead to the label",
-            old='("arrive", "sync"):',
-            new='("arrive", "sync", "label"):',
-        ),
-        Wrong(
-            "no truth value",
-            "must return True or False",
-            old="return True",
-            new='return "yes"',
-        ),
+        Wrong("labels are passed over", old='("arrive", "sync"):', new='("arrive", "sync", "label"):'),
+        Wrong("no truth value", "must be True or False", old="return True", new='return "yes"'),
     ),
     debrief="In the PTX of step row_max_ilp at head_dim 128 the variant no_redundant_barriers removes these barriers: "
     "those of the loop over tiles of keys, and some of the others.",

@@ -61,9 +61,9 @@ def watch(scores, tile: int, head_dim: int, file: str):
 def judge(function, chance):
     import torch
 
-    from tutorial_lib.tiled import UPDATE, Suspects, TooLarge, weighted_mean
+    from tutorial_lib.tiled import TooLarge
 
-    wrong, suspects = "", Suspects(UPDATE, weighted_mean)
+    wrong, seen = "", []
     for what, scores, values, tile in rows(chance):
         try:
             with watch(scores, tile, values.shape[1], function.__code__.co_filename):
@@ -77,8 +77,8 @@ def judge(function, chance):
         if not wrong and not (mine.double() - right).abs().max() <= 1e-3:  # NaN is wrong, too
             shown = [", ".join(f"{x:.4g}" for x in row.tolist()) for row in (mine, right)]
             wrong = f"On {what} ({len(scores)} scores, tile {tile}) the result is {shown[0]}; it should be {shown[1]}."
-        suspects.see(mine, scores, values, tile, wrong=bool(wrong))
-    return f"{wrong} {suspects.told}".strip() if wrong else None
+        seen.insert(0 if wrong else len(seen), ((scores, values, tile), mine))
+    return wrong + EXERCISE.recognised(seen) if wrong else None
 
 
 EXERCISE = Plain(
@@ -107,15 +107,36 @@ def weighted_mean(scores, values, tile):
     return accumulator / row_sum
 """,
     wrong=(
-        Wrong("sum not rescaled", "the sum is not rescaled", old="row_sum * correction", new="row_sum"),
         Wrong(
-            "output not rescaled", "the accumulator is not rescaled", old="accumulator * correction", new="accumulator"
+            "the sum is not rescaled: row_sum is relative to the old maximum, so it must be multiplied by the "
+            "correction before the new weights are added",
+            old="row_sum * correction",
+            new="row_sum",
         ),
-        Wrong("no division", "the division is missing", old="accumulator / row_sum", new="accumulator"),
-        Wrong("correction inverted", "turned around", old="row_max - new_max", new="new_max - row_max"),
         Wrong(
-            "the piece's maximum alone",
-            "of the tile alone",
+            "the accumulator is not rescaled: it is relative to the old maximum, so it must be multiplied by the "
+            "correction before the new product is added",
+            old="accumulator * correction",
+            new="accumulator",
+        ),
+        Wrong(
+            "neither the sum nor the accumulator is rescaled: both are relative to the old maximum",
+            old="correction = torch.exp(row_max - new_max)",
+            new="correction = 1",
+        ),
+        Wrong(
+            "the division is missing: at the end the accumulator must be divided by row_sum",
+            old="accumulator / row_sum",
+            new="accumulator",
+        ),
+        Wrong(
+            "the correction is turned around (it must be exp(old maximum - new maximum))",
+            old="row_max - new_max",
+            new="new_max - row_max",
+        ),
+        Wrong(
+            "the maximum is that of the tile alone: where a later tile has much smaller scores, the correction is "
+            "infinite; the new maximum must be the larger one of the old and the tile's",
             old="torch.maximum(row_max, piece.max())",
             new="piece.max()",
         ),
@@ -126,39 +147,37 @@ def weighted_mean(scores, values, tile):
             new="scores.max()",
         ),
         Wrong(
-            "the first piece's maximum for all",
-            "whose last score is near 400",
+            "the first piece's maximum serves for all",
             old="torch.maximum(row_max, piece.max())",
             new="piece.max() if first_key == 0 else row_max",
         ),
-        Wrong("one score for the maximum", "one score near 200", old="piece.max()", new="piece[0]"),
         Wrong(
-            "weights relative to the old maximum",
-            "relative to the old maximum",
+            "one score of a piece is taken for its maximum",
+            old="piece.max()",
+            new="piece[0]",
+        ),
+        Wrong(
+            "the weights are relative to the old maximum, which is minus infinite in the first iteration (they must "
+            "be relative to the new one)",
             old="piece - new_max",
             new="piece - row_max",
         ),
-        Wrong("maximum not kept", "not kept for the next iteration", old="row_max = new_max", new="pass"),
+        Wrong(
+            "the new maximum is not kept for the next iteration: the correction is then always 0, and only the last "
+            "tile of keys counts",
+            old="row_max = new_max",
+            new="pass",
+        ),
         Wrong(
             "the whole row at once",
             "whole row of",
-            source="""
-def weighted_mean(scores, values, tile):
-    return torch.softmax(scores, 0) @ values
-""",
+            source="def weighted_mean(scores, values, tile):\n    return torch.softmax(scores, 0) @ values",
         ),
         Wrong(
-            "no maximum",
-            "no maximum is subtracted",
-            source="""
-def weighted_mean(scores, values, tile):
-    row_sum, accumulator = 0.0, 0.0
-    for first_key in range(0, len(scores), tile):
-        weights = torch.exp(scores[first_key : first_key + tile])
-        row_sum = row_sum + weights.sum()
-        accumulator = accumulator + weights @ values[first_key : first_key + tile]
-    return accumulator / row_sum
-""",
+            "no maximum is subtracted: the exponential of a large score is infinite, and infinite divided by infinite"
+            " is NaN",
+            old="new_max = torch.maximum(row_max, piece.max())",
+            new="row_max = new_max = torch.tensor(0.0)",
         ),
     ),
     debrief="Three things are carried from piece to piece: the maximum, the sum and the output. Whatever the length of "

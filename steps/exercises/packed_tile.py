@@ -72,12 +72,6 @@ def find(number, begins, rows):
             "the last sequence is never found", "computed by no block", old="len(begins) - 1)", new="len(begins) - 2)"
         ),
         Wrong(
-            "counted from the first block of all",
-            "by no block",
-            old="return which, number - (begins[which] // rows + which)",
-            new="return which, number",
-        ),
-        Wrong(
             "the sequence's first number lacks the sequences before",
             "by no block",
             old="return which, number - (begins[which] // rows + which)",

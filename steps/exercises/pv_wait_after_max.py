@@ -2,19 +2,14 @@
 
 from steps.core.problems import HEADLINE
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong, source_of
+from tutorial_lib.exercises import Wrong
 
 ARCH = "sm_90"
 
 
-class HeldWait(InKernel):
-    """Numbers and order on the simulator, and then what a warp does in an iteration of the compiled loop."""
-
-    def judge(self, function, chance):
-        if wrong := super().judge(function, chance):
-            return wrong
-        source = source_of(function)
-        return placed(self.kernel(HEADLINE, source).compile(HEADLINE, ARCH).hot_order, "await_tile" in source)
+def held_wait(exercise, source: str, chance) -> str | None:
+    """What a warp does in an iteration of the compiled loop."""
+    return placed(exercise.kernel(HEADLINE, source).compile(HEADLINE, ARCH).hot_order, "await_tile" in source)
 
 
 def placed(order, asks: bool) -> str | None:
@@ -53,10 +48,11 @@ def add_up(row_sum, correction, weights):
     return add_own(row_sum, correction, weights)
 """
 
-EXERCISE = HeldWait(
+EXERCISE = InKernel(
     name="pv_wait_after_max",
     step="pv_wait_after_max",
     function="softmax_around_wait",
+    last=held_wait,
     replaces="softmax_under_product",
     beside=ADD_UP,
     kinds=({"head_dim": 128, "causal": True, "heads": 1},),
@@ -87,12 +83,7 @@ def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iterati
     return weights, new_max, row_sum, accumulator
 """,
     wrong=(
-        Wrong(
-            "nothing holds the wait",
-            "ptxas may move it up",
-            old="    await_tile(barriers.value_full, iteration, STAGES)\n",
-            new="",
-        ),
+        Wrong("nothing holds the wait", "ptxas may move it up", without="await_tile("),
         Wrong(
             "waits before the maxima",
             "in front of nearly all maxima",
@@ -128,40 +119,14 @@ def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iterati
         Wrong(
             "rescales before the wait",
             "used before it is waited for",
-            source="""
-def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iteration, scale):
-    new_max = raise_maxima(scores, row_max, scale)
-    correction = exp2(row_max - new_max)
-    accumulator = accumulator * by_row(correction)
-    await_tile(barriers.value_full, iteration, STAGES)
-    accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
-    weights = weigh(scores, new_max, scale)
-    row_sum = add_up(row_sum, correction, weights)
-    release(barriers.value_empty, iteration, STAGES)
-    return weights, new_max, row_sum, accumulator
-""",
+            without="accumulator =",
+            behind="correction = exp2(",
         ),
         Wrong(
             "the slot of V is released before its product has ended",
             "race on tiles.value",
             old="    new_max = raise_maxima",
             new="    release(barriers.value_empty, iteration, STAGES)\n    new_max = raise_maxima",
-        ),
-        Wrong(
-            "the slot of V is released right behind the second wait",
-            "race on tiles.value",
-            source="""
-def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iteration, scale):
-    new_max = raise_maxima(scores, row_max, scale)
-    correction = exp2(row_max - new_max)
-    await_tile(barriers.value_full, iteration, STAGES)
-    release(barriers.value_empty, iteration, STAGES)
-    accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
-    weights = weigh(scores, new_max, scale)
-    row_sum = add_up(row_sum, correction, weights)
-    accumulator = accumulator * by_row(correction)
-    return weights, new_max, row_sum, accumulator
-""",
         ),
         Wrong(
             "the maximum of before",

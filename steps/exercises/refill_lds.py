@@ -3,44 +3,31 @@
 from dataclasses import dataclass, replace
 
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong, clean, source_of
-from tutorial_lib.passes import pass_of
+from tutorial_lib.exercises import Wrong, clean
 from tutorial_lib.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class AndNoLonger(InKernel):
-    """Waiting for more than the tile that is used next is wrong, too."""
+class NeverFull(InKernel):
+    """Without a mask, keys never fill all their tiles: the kernel then needs no length, and reads otherwise."""
 
     def problems(self, chance):
-        """Without a mask, keys never fill all their tiles: the kernel then needs no length, and reads otherwise."""
         found = super().problems(chance)
         return [p if p.causal or p.seq_len_kv % 64 else replace(p, seq_len_kv=p.seq_len_kv - 1) for p in found]
 
-    def judge(self, function, chance):
-        if wrong := super().judge(function, chance):
-            return wrong
-        problem = Problem(batch=1, heads=1, head_dim=64, seq_len_q=128, seq_len_kv=64 * chance.randint(6, 9) - 5)
-        mine, needed = (self.clocks(problem, text) for text in (source_of(function), clean(self.solution)))
-        if mine <= 1.01 * needed:
-            return None
-        return (
-            "The numbers are right, and everything is in order. But a block waits for more than it needs: simulated, "
-            f"it takes {mine:,.0f} clocks, and {needed:,.0f} are enough. It waits for copies of a tile that only the "
-            "iteration after the next one uses. Either there is a wait for copies that nobody asked for, or an "
-            "iteration commits more than one group, of which `wait_group(1)` leaves only the last one under way."
-        )
 
-    def clocks(self, problem: Problem, source: str) -> float:
-        """What the block takes, by the simulator's clock."""
-        from tutorial_lib.simulator.run import watched
-
-        step = self.kernel(problem, source)
-        kind = pass_of(step)
-        inputs = kind.inputs(problem, 0)
-        with watched(None) as watch:
-            kind.call(step, problem, inputs, kind.poisoned(inputs))
-        return sum(sum(run.clocks.values()) for run in watch.runs)
+def no_longer_than_needed(exercise: InKernel, source: str, chance) -> str | None:
+    """Refuses a wait for more than the tile that is used next."""
+    problem = Problem(batch=1, heads=1, head_dim=64, seq_len_q=128, seq_len_kv=64 * chance.randint(6, 9) - 5)
+    mine, needed = (exercise.clocks(problem, text) for text in (source, clean(exercise.solution)))
+    if mine <= 1.01 * needed:
+        return None
+    return (
+        "The numbers are right, and everything is in order. But a block waits for more than it needs: simulated, it "
+        f"takes {mine:,.0f} clocks, and {needed:,.0f} are enough. It waits for copies of a tile that only the "
+        "iteration after the next one uses. Either there is a wait for copies that nobody asked for, or an iteration "
+        "commits more than one group, of which `wait_group(1)` leaves only the last one under way."
+    )
 
 
 REFILL_STAGE = """
@@ -49,12 +36,13 @@ def refill_stage(keys, values, K, V, k_stride, v_stride, stage, j, end, seq_len_
     refill(keys.index(stage), values.index(stage), K, V, k_stride, v_stride, later, seq_len_kv)
 """
 
-EXERCISE = AndNoLonger(
+EXERCISE = NeverFull(
     name="refill_lds",
     step="direct_to_lds",
     function="refill",
     replaces="",
     functions={"refill_stage": REFILL_STAGE},
+    last=no_longer_than_needed,
     typical=(
         (
             r"race on \w+ .*: read by all warps[\s\S]*after: copy into LDS",
@@ -84,27 +72,10 @@ def refill(keys, values, K, V, k_stride, v_stride, later, seq_len_kv):
     wrong=(
         Wrong("no group", "read before it has come", old="    async_copy.commit_group()\n", new=""),
         Wrong(
-            "committed before anything was begun",
-            "read before it has come",
-            source="""
-def refill(keys, values, K, V, k_stride, v_stride, later, seq_len_kv):
-    gl.barrier()
-    async_copy.commit_group()
-    fetch(keys, K, k_stride, later, seq_len_kv)
-    fetch(values, V, v_stride, later, seq_len_kv)
-""",
-        ),
-        Wrong(
             "a group for each copy",
             "waits for more than it needs",
             old="    fetch(values",
             new="    async_copy.commit_group()\n    fetch(values",
-        ),
-        Wrong(
-            "waited for at once",
-            "waits for more than it needs",
-            old="    async_copy.commit_group()\n",
-            new="    async_copy.commit_group()\n    async_copy.wait_group(0)\n",
         ),
         Wrong(
             "no new values", "the numbers are wrong", old="    fetch(values, V, v_stride, later, seq_len_kv)\n", new=""

@@ -44,12 +44,10 @@ EXERCISE = Plain(
     by=judge,
     hints=(
         "Lanes 4r to 4r + 3 share row r. Which lanes does lane 5 reach with distances 1, 2 and 4?",
-        "After one shuffle at distance 1, neighbors agree. The second shuffle must send what the first one found, "
-        "not the "
-        "numbers of the beginning.",
-        "For distance 1 and then 2: other = shuffle(own, distance), and own becomes the larger of own and other, "
-        "lane by "
-        "lane.",
+        "After one shuffle at distance 1, neighbors agree. The second shuffle must send what the first one found, not "
+        "the numbers of the beginning.",
+        "For distance 1 and then 2: other = shuffle(own, distance), and own becomes the larger of own and other, lane "
+        "by lane.",
     ),
     solution="""
 def row_maxima(own, shuffle):
@@ -74,6 +72,5 @@ def row_maxima(own, shuffle):
         Wrong("three lanes asked one by one", "two are enough", old="(1, 2)", new="(1, 2, 3)"),
     ),
     debrief="Two shuffles a row, and no shared memory. In split-KV a row also lies in four warps, and they can only "
-    "meet in "
-    "shared memory, at a barrier.",
+    "meet in shared memory, at a barrier.",
 )

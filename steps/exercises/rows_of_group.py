@@ -1,28 +1,24 @@
 """Which query a row of a tile holds, where a tile holds the queries of all heads of a group."""
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
 
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong, define, source_of
+from tutorial_lib.exercises import Wrong, define
 
 IN_TORCH = SimpleNamespace(arange=lambda n, dtype: torch.arange(n), int32=None)  # of ct, as far as an answer needs it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rows(InKernel):
-    """The indices are looked at first, row by row; then the kernel runs with them."""
-
-    def judge(self, function, chance):
-        for rows, together in ((16, 8), (64, 2), (2, 64)):
-            known = {"TILE_QUERY": rows * together, "ROWS": rows, "TOGETHER": together}
-            own = define(source_of(function), self.function, ct=IN_TORCH, **known)
-            for i in (0, 1, chance.randint(2, 9)):
-                if wrong := _wrong_rows(own(i), i, rows, together):
-                    return f"ROWS={rows}, TOGETHER={together}; tile {i}: {wrong}"
-        return super().judge(function, chance)
+def indices(source: str, chance) -> str | None:
+    """The indices, row by row."""
+    for rows, together in ((16, 8), (64, 2), (2, 64)):
+        known = {"TILE_QUERY": rows * together, "ROWS": rows, "TOGETHER": together}
+        own = define(source, "query_indices", ct=IN_TORCH, **known)
+        for i in (0, 1, chance.randint(2, 9)):
+            if wrong := _wrong_rows(own(i), i, rows, together):
+                return f"ROWS={rows}, TOGETHER={together}; tile {i}: {wrong}"
+    return None
 
 
 def _wrong_rows(mine, i: int, rows: int, together: int) -> str | None:
@@ -39,10 +35,11 @@ def _wrong_rows(mine, i: int, rows: int, together: int) -> str | None:
     return None
 
 
-EXERCISE = Rows(
+EXERCISE = InKernel(
     name="rows_of_group",
     step="pack_gqa",
     function="query_indices",
+    first=indices,
     kinds=(
         {"causal": True, "heads": 8, "kv_heads": 2},
         {"causal": True, "heads": 6, "kv_heads": 2, "dtype": "bfloat16"},

@@ -1,40 +1,18 @@
 """The two factors of a gain in time: fewer cycles, and another clock."""
 
-from __future__ import annotations
-
-import math
-
-from tutorial_lib.exercises import Plain, Wrong
+from tutorial_lib.exercises import Compared, Wrong
 
 
-def judge(function, chance) -> str | None:
+def cases(chance):
     for _ in range(20):
-        before, now = ((chance.uniform(0.5, 2), chance.uniform(1.2, 1.98)) for _ in range(2))
-        cycles, clock = before[0] * before[1] / (now[0] * now[1]), now[1] / before[1]
-        call = f"`split_gain({before[0]:.3f}, {before[1]:.3f}, {now[0]:.3f}, {now[1]:.3f})`"
-        found = function(*before, *now)
-        if not (isinstance(found, tuple | list) and len(found) == 2):
-            return f"{call} must give two numbers, and yours gives `{found!r}`."
-        mine = tuple(map(float, found))
-        if all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(mine, (cycles, clock), strict=True)):
-            continue
-        told = f"{call} must give ({cycles:.3f}, {clock:.3f}), and yours gives ({mine[0]:.3f}, {mine[1]:.3f})."
-        if math.isclose(mine[0], before[0] / now[0], rel_tol=1e-9):
-            return f"{told} The first number is the whole gain in time, with the clock still in it."
-        if math.isclose(mine[0], 1 / cycles, rel_tol=1e-9):
-            return f"{told} Fewer cycles than before must give a number above 1."
-        if math.isclose(mine[1], 1 / clock, rel_tol=1e-9):
-            return f"{told} A clock higher than before must give a number above 1."
-        if math.isclose(mine[0], before[0] / before[1] / (now[0] / now[1]), rel_tol=1e-9):
-            return f"{told} A clock says how many cycles pass in a second: cycles are time *times* clock."
-        return f"{told} Their product must be the gain in time, {before[0] / now[0]:.3f}."
-    return None
+        yield tuple(round(chance.uniform(*between), 3) for between in ((0.5, 2), (1.2, 1.98)) * 2)
 
 
-EXERCISE = Plain(
+EXERCISE = Compared(
     name="split_gain",
     function="split_gain",
-    by=judge,
+    cases=cases,
+    told=lambda before_ms, _, now_ms, __: f"Their product must be the gain in time, {before_ms / now_ms:.3f}.",
     hints=(
         "How many cycles does a call take that lasts so many milliseconds at so many GHz?",
         "Cycles are time times clock. Divide the old cycles by the new ones: then fewer cycles give more than 1. "
@@ -49,26 +27,22 @@ def split_gain(before_ms, before_ghz, now_ms, now_ghz):
 """,
     wrong=(
         Wrong(
-            "the gain in time",
-            "the clock still in it",
+            "the first number is the whole gain in time, with the clock still in it",
             old="before_ms * before_ghz / (now_ms * now_ghz)",
             new="before_ms / now_ms",
         ),
         Wrong(
-            "cycles upside down",
-            "Fewer cycles than before",
+            "fewer cycles than before give a number below 1",
             old="before_ms * before_ghz / (now_ms * now_ghz)",
             new="now_ms * now_ghz / (before_ms * before_ghz)",
         ),
         Wrong(
-            "the clock upside down",
-            "A clock higher than before",
+            "a clock higher than before gives a number below 1",
             old="now_ghz / before_ghz\n",
             new="before_ghz / now_ghz\n",
         ),
         Wrong(
-            "time over clock",
-            "time *times* clock",
+            "time is divided by the clock: cycles are time *times* clock",
             old="before_ms * before_ghz / (now_ms * now_ghz)",
             new="before_ms / before_ghz / (now_ms / now_ghz)",
         ),

@@ -51,8 +51,7 @@ EXERCISE = Plain(
     hints=(
         "Only whole chunks move, and only within their row. So the place is 64 * row + 8 * (new number of the chunk) + "
         "(column within the chunk).",
-        "The chunk is column // 8. Eight neighboring rows need eight different new numbers for the same chunk, and "
-        "the "
+        "The chunk is column // 8. Eight neighboring rows need eight different new numbers for the same chunk, and the "
         "eight chunks of a row need eight different ones, too. Exclusive or (`^`) with a number from 0 to 7 does it.",
         "The new number is (column // 8) ^ (row % 8).",
     ),
@@ -66,12 +65,6 @@ def place(row, column):
         Wrong("four phases only", "takes 2 wavefronts", old="row % 8", new="row % 4"),
         Wrong("the row itself, not modulo 8", "the tile has places", old="^ row % 8", new="^ row"),
         Wrong(
-            "shifted without going round",
-            "the tile has places",
-            old="column // 8 ^ row % 8",
-            new="column // 8 + row % 8",
-        ),
-        Wrong(
             "elements move, not chunks",
             "must stay together",
             source="""
@@ -82,7 +75,6 @@ def place(row, column):
         Wrong("changes every eight rows", "takes 8 wavefronts", old="row % 8", new="row // 8"),
         Wrong("the column within the chunk is lost", "both lie at place", old=" + column % 8", new=""),
     ),
-    debrief="XOR with a fixed number swaps places and loses none, and different rows give different numbers. (chunk "
-    "+ row) % 8 "
-    "would do, too; XOR is what the hardware's TMA and wgmma use later.",
+    debrief="XOR with a fixed number swaps places and loses none, and different rows give different numbers. (chunk + "
+    "row) % 8 would do, too; XOR is what the hardware's TMA and wgmma use later.",
 )

@@ -104,12 +104,6 @@ def columns(what, warpgroup, head_dim):
             new="256 + 64 * warpgroup, 64",
         ),
         Wrong(
-            "the other warpgroup's scores",
-            "Only a warpgroup's weights may lie",
-            old="128 * warpgroup, 64",
-            new="128 - 128 * warpgroup, 64",
-        ),
-        Wrong(
             "the second half of the scores",
             "in the middle of its scores",
             old="128 * warpgroup, 64",
@@ -125,14 +119,8 @@ def columns(what, warpgroup, head_dim):
         Wrong(
             "apart where there is room",
             "lie apart from its scores",
-            source="""
-def columns(what, warpgroup, head_dim):
-    if what == "scores":
-        return 128 * warpgroup, 128
-    if what == "weights":
-        return (128 * warpgroup if head_dim == 128 else 384 + 64 * warpgroup), 64
-    return 256 + head_dim * warpgroup, head_dim
-""",
+            old="128 * warpgroup, 64",
+            new="(128 * warpgroup if head_dim == 128 else 384 + 64 * warpgroup), 64",
         ),
     ),
     debrief="At head_dim 128 not one column is left. So the weights lie where the scores were, and the next "

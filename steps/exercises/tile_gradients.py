@@ -1,6 +1,6 @@
 """What a block of the fused backward kernel does with one tile of queries: step ordered_atomics."""
 
-from tutorial_lib.exercises import Plain, Wrong, define
+from tutorial_lib.exercises import Plain, Wrong
 
 NAMES = ("dQ", "dK", "dV")
 
@@ -52,26 +52,21 @@ def judge(function, chance):
         exact = BACKWARD.reference(problem, inputs)
         allowed = BACKWARD.yardstick(problem, inputs, exact)
         tiles = chance.choice([(32, 48), (48, 32)])  # never square: a product the wrong way round is found out
-        for name, x, its, error in zip(NAMES, by_tiles(function, problem, inputs, *tiles), exact, allowed, strict=True):
+        made = by_tiles(function, problem, inputs, *tiles)
+        for name, x, its, error in zip(NAMES, made, exact, allowed, strict=True):
             found = compare(x.half(), its, error)
             if not found.correct:
                 where = f"{problem.describe()}, in tiles of {tiles[0]} queries and {tiles[1]} keys"
                 told = first_difference(x.half(), its, found.limit)
                 if name != "dQ":  # its rows are keys
                     told = told.replace("query", "key").replace("queries", "keys")
-                return f"On {where}, {name}: {told}{_reason(name, x, problem, inputs, tiles)}"
+                return f"On {where}, {name}: {told}{_recognised(made, problem, inputs, tiles)}"
     return None
 
 
-def _reason(name, mine, problem, inputs, tiles) -> str:
-    """What to say where the sums are those of the last tile alone."""
-    import torch
-
-    anew = define(EXERCISE.wrong_source(EXERCISE.wrong[0]), EXERCISE.function)
-    theirs = by_tiles(anew, problem, inputs, *tiles)[NAMES.index(name)]
-    if torch.allclose(mine, theirs, 0.02, 0.02):
-        return " Much of it is missing: add to what came in as d_key and d_value, do not begin anew with each tile."
-    return ""
+def _recognised(made, problem, inputs, tiles) -> str:
+    """The mistake that gives these sums."""
+    return EXERCISE.recognised([((problem, inputs, *tiles), made)], 0.02, by_tiles)
 
 
 EXERCISE = Plain(
@@ -97,15 +92,14 @@ def tile_gradients(k, v, q, do, lse, row_sum, hidden, scale, d_key, d_value):
 """,
     wrong=(
         Wrong(
-            "the sums begin anew",
-            "do not begin anew",
+            "each tile begins anew, and is not added to what came in as d_key and d_value",
             old="d_value = d_value + weights @ do\n    d_key = d_key + d_scores @ q * scale",
             new="d_value = weights @ do\n    d_key = d_scores @ q * scale",
         ),
-        Wrong("the mask forgotten", "dQ", old=".masked_fill(hidden, 0.0)", new=""),
-        Wrong("the row sum forgotten", "dQ", old="(d_weights - row_sum[None, :])", new="d_weights"),
-        Wrong("no scale", "dQ", old="d_scores.mT @ k * scale", new="d_scores.mT @ k"),
-        Wrong("no scale for the keys", "dK", old="d_scores @ q * scale", new="d_scores @ q"),
+        Wrong("the mask is forgotten", old=".masked_fill(hidden, 0.0)", new=""),
+        Wrong("the row's sum is not subtracted", old="(d_weights - row_sum[None, :])", new="d_weights"),
+        Wrong("dQ lacks the scale", old="d_scores.mT @ k * scale", new="d_scores.mT @ k"),
+        Wrong("dK lacks the scale", old="d_scores @ q * scale", new="d_scores @ q"),
         Wrong("dQ not transposed", "Error", old="d_scores.mT @ k", new="d_scores @ k"),
         Wrong("the sums along the wrong axis", "Error", old="lse[None, :]", new="lse[:, None]"),
     ),

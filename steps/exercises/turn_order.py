@@ -1,50 +1,34 @@
 """How many blocks add to a tile of dQ before a block does, under a causal mask: step deterministic."""
 
-from tutorial_lib.exercises import Plain, Wrong
+from tutorial_lib.exercises import Compared, Wrong
 
 TILE_QUERY, TILE_KEY = 64, 128
 
 
-def judge(function, chance):
+def adding(i: int, blocks: int) -> list[int]:
+    """The blocks that add to tile i of dQ."""
+    return [j for j in range(blocks) if j * TILE_KEY < (i + 1) * TILE_QUERY]
+
+
+def cases(chance):
     for blocks in (1, 2, chance.randint(3, 12)):
         tiles = blocks * TILE_KEY // TILE_QUERY + chance.choice([-1, 0, 3])
-        for i in range(tiles):
-            adding = [j for j in range(blocks) if j * TILE_KEY < (i + 1) * TILE_QUERY]
-            numbers = {j: function(j, i, blocks) for j in adding}
-            if told := _wrong(numbers, i, blocks):
-                return told
-    return None
+        yield from ((j, i, blocks) for i in range(tiles) for j in adding(i, blocks))
 
 
-def _wrong(numbers: dict, i: int, blocks: int) -> str | None:
-    where = f"With {blocks} blocks of {TILE_KEY} keys, tile {i} of dQ"
-    for j, number in numbers.items():
-        if not isinstance(number, int):
-            return f"`blocks_before({j}, {i}, {blocks})` must be a whole number, and yours gives {number!r}."
-    told = ", ".join(f"block {j}: {number}" for j, number in numbers.items())
-    if not any(number == 0 for number in numbers.values()):
-        return f"{where}: nobody may begin, all of them wait for ever ({told})."
-    if sorted(numbers.values()) != list(range(len(numbers))):
-        return f"{where} is added to by {len(numbers)} blocks, whose numbers must be 0 to {len(numbers) - 1} ({told})."
-    first, last = min(numbers, key=numbers.get), max(numbers)
-    if first != last:
-        return (
-            f"{where}: block {first} is the first to add. But the tile is the first that block {last} comes to: it "
-            f"would wait while block {first} goes through all tiles before this one ({told})."
-        )
-    for j, number in numbers.items():
-        if number != last - j:
-            return (
-                f"{where}: block {j} has the number {number}. The nearer its keys are to the tile's queries, the fewer "
-                f"tiles a block has gone through before, and the earlier it should add ({told})."
-            )
-    return None
+def told(j: int, i: int, blocks: int) -> str:
+    last = adding(i, blocks)[-1]
+    return (
+        f"To tile {i} add the blocks 0 to {last}. It is the first tile that block {last} comes to. The nearer the keys "
+        "of a block are to the tile's queries, the fewer tiles it has gone through before, and the earlier it adds."
+    )
 
 
-EXERCISE = Plain(
+EXERCISE = Compared(
     name="turn_order",
     function="blocks_before",
-    by=judge,
+    cases=cases,
+    told=told,
     hints=(
         "Block j begins with tile j * 128 // 64, as the mask hides all queries before it. So of all blocks that add to "
         "a tile, which one begins with it? That is the first.",
@@ -59,24 +43,21 @@ def blocks_before(j, i, blocks):
     return last - j
 """,
     wrong=(
-        Wrong("the first keys first", "would wait while", old="return last - j", new="return j"),
+        Wrong("the block with the first keys adds first, and the others wait", old="return last - j", new="return j"),
         Wrong(
-            "behind the end",
-            "nobody may begin",
+            "blocks are counted that there are not: nobody may begin",
             old="min(blocks - 1, ((i + 1) * 64 - 1) // 128)",
             new="(i + 1) * 64 // 128",
         ),
         Wrong(
-            "the tile's end is another's",
-            "nobody may begin",
+            "the first query of the next tile is counted with this one: nobody may begin",
             old="((i + 1) * 64 - 1) // 128",
             new="(i + 1) * 64 // 128",
         ),
-        Wrong("from one", "nobody may begin", old="return last - j", new="return last - j + 1"),
-        Wrong("all at once", "whose numbers must be", old="return last - j", new="return 0"),
+        Wrong("the first block has number 1: nobody may begin", old="return last - j", new="return last - j + 1"),
+        Wrong("all add at once", old="return last - j", new="return 0"),
         Wrong(
-            "another order behind the first",
-            "should add",
+            "behind the first block the others add in the order of their keys",
             old="return last - j",
             new="return 0 if j == last else j + 1",
         ),

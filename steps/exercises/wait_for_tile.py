@@ -1,7 +1,45 @@
 """The ring: which stage a tile lies in, and how many groups may still be under way when it is read."""
 
-from steps.exercises.in_ring import InRing
-from tutorial_lib.exercises import Wrong
+import dataclasses
+from dataclasses import dataclass
+
+from steps.exercises.in_kernel import InKernel
+from tutorial_lib.exercises import Wrong, clean, explained
+from tutorial_lib.problem import Problem
+
+TILE = 64  # keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class InRing(InKernel):
+    """In a ring of two stages and in one of three. Waiting for more than the next tile is wrong, too."""
+
+    stages: int = 2
+
+    def problems(self, chance):
+        """Several tiles of keys, and a single one: fewer than there are stages."""
+        fixed = {"batch": 1, "heads": 1, "head_dim": 64, "seq_len_q": chance.randint(20, TILE)}
+        return [Problem(**fixed, seq_len_kv=tiles * TILE) for tiles in (chance.randint(4, 6), 1)]
+
+    def judged(self, source, chance):
+        for stages in (2, 3):
+            ring = dataclasses.replace(self, stages=stages)
+            problems = ring.problems(chance)
+            for problem in problems:
+                if wrong := ring._on(problem, source, chance):
+                    return explained(f"With {stages} stages, on {problem.describe()}: {wrong}", self.typical, source)
+            mine, needed = (ring.clocks(problems[0], text) for text in (source, clean(self.solution)))
+            if mine > 1.01 * needed:
+                return (
+                    f"With {stages} stages the numbers are right, but the block waits for more than it needs: "
+                    f"simulated, it takes {mine:,.0f} clocks, and {needed:,.0f} are enough. It waits for the tile of "
+                    "a later iteration."
+                )
+        return None
+
+    def whole(self):
+        return dataclasses.replace(super().whole(), stages=self.stages)
+
 
 EXERCISE = InRing(
     name="wait_for_tile",
@@ -29,6 +67,5 @@ def wait_for_tile(j):
         Wrong("no wait", "not known to have ended", old="async_copy.wait_group(STAGES - 1)", new="pass"),
     ),
     debrief="wait_group counts from the youngest group backwards. So its number is how far the copies run ahead, and "
-    "it is "
-    "the same in every iteration, as long as each commits exactly one group.",
+    "it is the same in every iteration, as long as each commits exactly one group.",
 )

@@ -35,11 +35,10 @@ class Raw(str):
 
 @dataclass
 class Launch:
-    """What a program is made of. hosts: templates; kernels: name in the templates -> (entry, constants).
+    """What a program is made of. hosts: templates; kernels: the main one first, name in them -> (entry, constants).
 
     values: what stands for ``HOST.name``, and what conditions ask for; layouts: likewise, written by the names that the
-    kernel has for them. left_out: what the tutorial's step does besides. tables: makes what tells of the kernel. boxes:
-    tensor -> rows and columns that TMA brings at a time.
+    kernel has for them. left_out: what the tutorial's step does besides. tables: makes what tells of the kernel.
     """
 
     hosts: tuple[str, ...]
@@ -48,7 +47,6 @@ class Launch:
     layouts: dict[str, object] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     tables: Callable[[], list[str]] = list
-    boxes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 REWRITTEN = (
@@ -143,10 +141,7 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
     }
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_key", "shared_value")}
     kernels = {"kernel": step.entry(problem, arch)}
-    boxes = {"Q": (variant.rows, variant.head_dim), "K and V": (variant.tile.key, variant.head_dim)}
-    boxes["O"] = (variant.rows, variant.output_columns)
-    show = partial(forward_tables, step, problem)
-    return Launch(hosts("tma", values), kernels, values, layouts, left_out, show, boxes)
+    return Launch(hosts("tma", values), kernels, values, layouts, left_out, partial(forward_tables, step, problem))
 
 
 @launch_of.register
@@ -179,7 +174,7 @@ def _of_decoding(step: decoding.DecodeStep, problem: Problem, arch: str) -> Laun
 def _of_gradients(step: CuTileGradients, problem: Problem, arch: str) -> Launch:
     of_rows = backward_kernels.make_prepare if step.prepared else backward_kernels.make_row_sums
     small = step.variant(problem, ROWS)
-    kernels: dict = {"of_rows": (of_rows(small), {}), "kernel": step.entry(problem, arch)}
+    kernels: dict = {"kernel": step.entry(problem, arch), "of_rows": (of_rows(small), {})}
     shapes = {"": step.keys}
     if step.adds:
         kernels["scaled"] = (backward_kernels.make_scaled(small), {})
@@ -202,7 +197,7 @@ def _of_gradients(step: CuTileGradients, problem: Problem, arch: str) -> Launch:
 def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> Launch:
     variant = step.variant(problem)
     absent = {} if variant.counts else {"Counts": None}
-    kernels = {"prepare": (rows.prepare, {"variant": variant} | absent), "kernel": step.entry(problem, arch)}
+    kernels = {"kernel": step.entry(problem, arch), "prepare": (rows.prepare, {"variant": variant} | absent)}
     kernels["scaled"] = (rows.scaled, {"variant": variant, "of_keys": False, "followed": variant.sharing > 1})
     if variant.sharing > 1:
         kernels["scaled_keys"] = (rows.scaled, {"variant": variant, "of_keys": True, "followed": False})
@@ -216,6 +211,8 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
         "spare": variant.spare,
         "ahead": variant.ahead,
         "counts": variant.counts,
+        "counted": Raw("counts.numel()" if variant.counts else "0"),
+        "pieces": Raw(f"of_keys // ({variant.tile.query} * {variant.head_dim})" if variant.sharing > 1 else "0"),
         "early": variant.begin.early,
         "by_tma": variant.adding.by_tma,
         "query_rows": variant.query_rows,
@@ -226,18 +223,13 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
         "small_warps": ROW_WARPS,
     }
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_numbers", "shared_sums")}
-    show = partial(backward_tables, step, problem)
-    boxes = {
-        "Q and dO": (variant.tile.query, variant.head_dim),
-        "K, V, dK and dV": (variant.tile.key, variant.head_dim),
-    }
-    boxes |= {"dQ": (variant.query_rows, variant.query_columns)} if variant.adding.by_tma else {}
-    return Launch(("checks", "backward_hopper"), kernels, values, layouts, [REWRITTEN], show, boxes)
+    templates, show = ("checks", "descriptors", "backward_hopper"), partial(backward_tables, step, problem)
+    return Launch(templates, kernels, values, layouts, [REWRITTEN], show)
 
 
 def hosts(name: str, values: dict) -> tuple[str, ...]:
     """The templates of a forward program."""
-    return ("checks", *(["dealing"] if values["lists"] else []), name)
+    return ("checks", *["dealing"] * values["lists"], *["descriptors"] * (name == "tma"), name)
 
 
 def hints(warps: int | None, occupancy: int | None, cluster: int | None) -> Raw:

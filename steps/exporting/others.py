@@ -1,29 +1,35 @@
-"""What a program would have otherwise for other problems: the constants, the boxes of TMA and the statements.
+"""What a program would have otherwise for other problems: constants and statements.
 
-It is found out, not written down: the step's kernel for a problem with another head_dim, dtype or mask, or with lengths
-that do not fill tiles, is read as the program's own is, and the two are compared.
+It is found out, not written down: the programs of a step for another head_dim, dtype or mask, and for lengths that do
+not fill tiles, are made as well, and compared with its own.
 """
 
 from __future__ import annotations
 
+import ast
 import textwrap
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 from steps.core.step import Step, Unsupported
-from steps.writing.program import Program
-from steps.writing.trees import LINE_LENGTH, code
-from steps.writing.values import is_layout
+from steps.writing.trees import LINE_LENGTH
 from tutorial_lib.problem import Problem
 
 RAGGED = 4001  # keys, which fill no tile
+QUOTED, QUOTED_OF_HEAD_DIM, WIDEST = 4, 24, 100  # statements that are told in full, and characters of one
+LAUNCHES = ("attention", "gradients", "paged")  # functions that launch kernels
+CHECKS = ("check", "check_tensor", "exact", "main", "hidden", "pytorch")  # functions that launch nothing
+TOLD = (
+    "For other problems `python -m steps.export {}` writes other programs. They differ as follows. A quoted statement "
+    "is new: it replaces the one that assigns the same name, or is added. Checks differ, too."
+)
 
 
-def for_other_problems(step: Step, problem: Problem, arch: str, launch_of: Callable, kept: set[str]) -> str:
+def for_other_problems(step: Step, problem: Problem, text: str, make: Callable[[Problem], str]) -> str:
     """A paragraph of the header: which command writes the other programs, and what would be otherwise in each.
 
-    launch_of: what tells of a launch (``launches.launch_of``). kept: names of constants and
-    functions that the program has.
+    text: of the program. make: gives that for another problem, and may raise Unsupported.
     """
     head_dim = 128 if problem.head_dim == 64 else 64
     dtype = "bfloat16" if problem.dtype == "float16" else "float16"
@@ -33,42 +39,75 @@ def for_other_problems(step: Step, problem: Problem, arch: str, launch_of: Calla
         "--no-causal" if problem.causal else "--causal": {"causal": not problem.causal},
         f"--seq-len-kv {RAGGED}": {"seq_len_kv": RAGGED},
     }
-    own = _made(step, problem, arch, launch_of)
-    lines = []
+    own, lines = _parts(text), []
     for option, changes in others.items():
         try:
-            other = replace(problem, **changes)
-            if step.unsupported(other, arch):
-                continue
-            told = _compared(own, _made(step, other, arch, launch_of), kept)
-            told += ", and other checks" * ("dtype" in changes)
+            other = _parts(make(replace(problem, **changes)))
         except (Unsupported, ValueError):  # no such program, or no such problem
             continue
+        told = _compared(own, other, QUOTED_OF_HEAD_DIM if "head_dim" in changes else QUOTED)
         lines.append(textwrap.fill(f"{option}: {told}", LINE_LENGTH, initial_indent="  ", subsequent_indent="    "))
-    begin = f"For other problems `python -m steps.export {step.name}` writes other programs. This one would have, with"
-    return "\n".join([textwrap.fill(begin, LINE_LENGTH), *lines]) if lines else ""
+    return "\n".join([textwrap.fill(TOLD.format(step.name), LINE_LENGTH), *lines]) if lines else ""
 
 
-def _made(step: Step, problem: Problem, arch: str, launch_of: Callable) -> tuple[dict, dict, dict]:
-    """(constants, boxes of TMA, functions) of the kernel that a step runs for a problem."""
-    launch = launch_of(step.configured(problem, arch), problem, arch)
-    program = Program(*launch.kernels["kernel"])
-    program.fold()
-    functions = {name: code(tree) for name, tree in program.spell().items()}
-    return program.constants, launch.boxes, functions
+def _parts(text: str) -> tuple[dict[str, ast.expr], dict[str, list[str]]]:
+    """(constants, the statements of each function) of a program, in words that do not depend on how it is laid out."""
+    constants, functions = {}, {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name not in CHECKS:
+            if ast.get_docstring(node) and len(node.body) > 1:
+                del node.body[0]
+            functions[node.name] = [line.strip() for part in node.body for line in ast.unparse(part).splitlines()]
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            value = node.value
+            if isinstance(value, ast.Call) and ast.unparse(value.func) == "gl.constexpr":
+                value = value.args[0]
+            constants[node.targets[0].id] = value
+    return constants, functions
 
 
-def _compared(own: tuple[dict, dict, dict], other: tuple[dict, dict, dict], kept: set[str]) -> str:
-    """What another kernel has otherwise, in words. kept: the names to tell of."""
-    constants, boxes, functions = other
-    changed = {name: value for name, value in constants.items() if name in kept and own[0].get(name) != value}
-    layouts = [name for name, value in changed.items() if is_layout(value)]
-    told = [f"{name} {value}" for name, value in changed.items() if name not in layouts]
-    told += [f"other layouts {', '.join(layouts)}"] if layouts else []
-    told += [f"boxes of {name} {list(box)}" for name, box in boxes.items() if own[1].get(name) != box]
-    differ = {name for name in {*functions, *own[2]} if functions.get(name) != own[2].get(name)}
-    if differ:
-        named = sorted(differ & kept)
-        where = f" in {', '.join(named)}{' and elsewhere' * bool(differ - kept)}" if named else ""
-        told.append(f"other statements{where}")
-    return "; ".join(told) or "the same kernel"
+def _compared(own: tuple[dict, dict], other: tuple[dict, dict], most: int) -> str:
+    """What another program has otherwise. most: statements that are quoted; of more those of the launch alone."""
+    (constants, functions), (its_constants, its_functions) = own, other
+    told = [
+        f"{name} {_value(value, constants.get(name))}"
+        for name, value in its_constants.items()
+        if not (name in constants and ast.unparse(constants[name]) == ast.unparse(value)) and _is_value(value)
+    ]
+    changed = {}
+    for name in [name for name in functions if name in its_functions]:
+        before, now = Counter(functions[name]), Counter(its_functions[name])
+        if before != now:
+            new, gone = [*(now - before).elements()], [*(before - now).elements()]
+            targets = {line.partition(" = ")[0] for line in new}
+            changed[name] = (new, [line for line in gone if line.partition(" = ")[0] not in targets])
+    several = sum(len(new) + len(gone) for new, gone in changed.values()) > most
+    for name, (new, gone) in changed.items():
+        if several and name not in LAUNCHES:
+            told.append(f"{len(new) + len(gone)} lines of {name}")
+        else:
+            told.append(f"in {name} {_quoted(new)}{', ' * bool(new and gone)}{'not ' * bool(gone)}{_quoted(gone)}")
+    known = {line for lines in functions.values() for line in lines}
+    for name in [name for name in its_functions if name not in functions]:
+        lines = [line for line in its_functions[name] if line not in known]
+        told.append(f"also has {name}" + f" with {_quoted(lines)}" * bool(lines and not several))
+    if names := [name for name in functions if name not in its_functions]:
+        told.append(f"has no {', '.join(names)}")
+    return "; ".join(told) or "the same kernel and launch"
+
+
+def _quoted(lines: list[str]) -> str:
+    return " and ".join(f"`{textwrap.shorten(line, WIDEST, placeholder=' ...')}`" for line in dict.fromkeys(lines))
+
+
+def _is_value(node: ast.expr) -> bool:
+    """Whether it is a number, a list or a layout; fields of records are to be seen where they are read."""
+    return not isinstance(node, ast.Call) or ast.unparse(node.func).endswith("Layout")
+
+
+def _value(value: ast.expr, before: ast.expr | None) -> str:
+    """A constant's value; of a layout of the same kind as before, what of it is another."""
+    if isinstance(value, ast.Call) and isinstance(before, ast.Call) and not value.args and value.keywords:
+        known = {ast.unparse(part) for part in before.keywords}
+        return f"with {', '.join(word for word in map(ast.unparse, value.keywords) if word not in known)}"
+    return ast.unparse(value)

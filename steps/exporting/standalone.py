@@ -18,6 +18,7 @@ from steps.exporting.launches import Launch, Raw, launch_of, with_lse
 from steps.exporting.others import for_other_problems
 from steps.writing.flat import formatted, import_lines
 from steps.writing.trees import LINE_LENGTH, fresh
+from steps.writing.values import plain_function
 from steps.writing.written import flat_text, module_in
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import FEATURES, Problem
@@ -36,6 +37,7 @@ WORDS = {  # what kernels say of the project, and what stands for it in a progra
     " (see shared_fours)": "",
     ": see shared_fours": "",
 }
+NO_PADDING = {", or the key is padding": "", ", or there is no key": ""}
 CHOSEN = (
     "mma exp2 load_order latency occupancy approx_division larger_tile persistent mask_loop "
     "explicit swizzle split_q stages gluon_larger_tile "
@@ -66,6 +68,13 @@ def standalone(step: Step, problem: Problem, arch: str | None = None, lse: bool 
     Raises Unsupported for a step that has no kernel for one device, or needs more than Triton and cuTile offer.
     """
     arch = arch or step.made_for
+    launch, text = program(step, problem, arch, lse)
+    others = for_other_problems(step, problem, text, lambda other: program(step, other, arch, lse)[1])
+    return formatted(f'"""{header(step, problem, arch, launch, others, lse)}"""\n\n{text}')
+
+
+def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch, str]:
+    """(what a program is made of, its text without the header). Raises as ``standalone`` does."""
     if step.several or not isinstance(step, FusedStep):
         what = "computes over several GPUs" if step.several else "calls PyTorch"
         raise Unsupported(f"step {step.label} has no kernel of its own to export: it {what}")
@@ -76,18 +85,19 @@ def standalone(step: Step, problem: Problem, arch: str | None = None, lse: bool 
             raise Unsupported(f"step {step.label} cannot be exported: its own problem has {FEATURES[name]}")
     launch = launch_of(step.configured(problem, arch), problem, arch)
     launch = with_lse(step, launch) if lse else launch
-    texts = {name: flat_text(entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
-    merged, names = joined({name: without_docstring(text) for name, text in texts.items()})
-    for said, instead in WORDS.items():
-        merged = merged.replace(said, instead)
+    kernels = {name: (entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
+    text = without_docstring(flat_text(*kernels.values()))
+    for said, instead in WORDS.items() if launch.values["ragged"] else (WORDS | NO_PADDING).items():
+        text = text.replace(said, instead)
+    names: dict[str, Raw] = {}
+    for name, (entry, _) in kernels.items():
+        names[name] = Raw(fresh(plain_function(entry).__name__, names.values()))
     values = {**common(step, problem, arch), **launch.values, **names, "lse": lse}
-    values |= {name: _constant(merged, layout) for name, layout in launch.layouts.items()}
-    host = host_code((*launch.hosts, "main"), values, merged)
-    whole, _ = joined({"kernel": merged, "host": host})
-    if found := re.search(r"^(?:from|import) (?:steps|tutorial_lib)\b.*", whole, re.MULTILINE):
+    values |= {name: _constant(text, layout) for name, layout in launch.layouts.items()}
+    text = joined(text, host_code((*launch.hosts, "main"), values, text))
+    if found := re.search(r"^(?:from|import) (?:steps|tutorial_lib)\b.*", text, re.MULTILINE):
         raise Unsupported(f"step {step.label} cannot be exported: it needs `{found[0]}`")
-    others = for_other_problems(step, problem, arch, launch_of, {*_defined(merged)})
-    return formatted(f'"""{header(step, problem, arch, launch, others, lse)}"""\n\n{whole}')
+    return launch, text
 
 
 def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str, lse: bool) -> str:
@@ -177,16 +187,23 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
 
 
 def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str) -> str:
-    """The templates filled in, with constants in front for what stands in them often, and the kernel has no int for."""
-    theirs = {field: f"{theirs} = {values.get(field)}" for field, (_, theirs, _) in NAMES.items()}
-    shared = {field for field, line in theirs.items() if re.search(f"^{line}$", kernel, re.MULTILINE)}
-    names = {field: theirs if field in shared else own for field, (own, theirs, _) in NAMES.items()}
-    named = values | {field: Raw(name) for field, name in names.items()}
+    """The templates filled in. What stands in them often has the kernel's name, or one of the host's own."""
+    named = values | {
+        field: Raw(theirs if f"\n{theirs} = {values.get(field)}\n" in kernel else own)
+        for field, (own, theirs, _) in NAMES.items()
+    }
     text = "\n\n".join(
         filled_in((HOSTS / f"{name}.txt").read_text(encoding="utf-8"), values, named) for name in templates
     )
-    used = [field for field, (own, *_) in NAMES.items() if re.search(rf"\b{own}\b", text)]
-    return "".join(f"{NAMES[field][0]} = {values[field]!r}  # {NAMES[field][2]}\n" for field in used) + text
+    lines, taken = [], []
+    for field, (own, theirs, said) in NAMES.items():
+        if re.search(rf"\b{own}\b", text):
+            if f"\n{theirs} = gl.constexpr({values[field]})\n" in kernel:
+                taken.append((own, f"{theirs}.value"))
+            else:
+                lines.append(f"{own} = {values[field]!r}  # {said}\n")
+    lines += [" = ".join(map(", ".join, zip(*taken, strict=True))) + "\n"] * bool(taken)
+    return "".join(lines) + text
 
 
 def filled_in(template: str, values: dict[str, object], written: dict[str, object]) -> str:
@@ -213,76 +230,22 @@ def without_docstring(text: str) -> str:
     return text.split('"""', 2)[2].lstrip()
 
 
-def joined(texts: dict[str, str]) -> tuple[str, dict[str, Raw]]:
-    """(one module's text, the last function of each): of what stands in several, the first alone.
-
-    Where two texts have different things under the same name, the later one's is called otherwise. Imports are in
-    front, and constants of all but the host code.
-    """
-    imports, constants, records, others, known, lasts = {}, [], [], [], {}, {}
-    for name, text in texts.items():
-        while clash := next((one for one, code in _defined(text).items() if known.get(one, code) != code), None):
-            text = _renamed(text, clash, fresh(clash, {*known, *_defined(text)}))  # and so who uses it is another, too
-        lines, before = text.splitlines(), None
+def joined(*texts: str) -> str:
+    """One module of several, with all that they import in front, as far as it is used."""
+    imports, bodies = {}, []
+    for text in texts:
+        lines = text.splitlines()
         for node in ast.parse(text).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 origin = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
                 for alias in node.names:
                     as_other = f" as {alias.asname}" if alias.asname else ""
                     imports[alias.asname or alias.name.split(".")[0]] = f"{origin}import {alias.name}{as_other}"
-                continue
-            code, one = _with_comments(lines, node), _name(node)
-            lasts[name] = Raw(one) if isinstance(node, ast.FunctionDef) else lasts.get(name)
-            if one in known:
-                continue
-            known |= {one: code} if one else {}
-            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If):
-                others.append(code)
-            elif isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("namedtuple("):
-                records.append(f"\n{code}")
-            elif name != "host":
-                constants.append(code)
-            elif before is not None and not isinstance(before, ast.FunctionDef):
-                others[-1] += f"\n{code}"
-            else:
-                others.append(code)
-            before = node
-    body = "\n\n\n".join(filter(None, ["\n".join(constants + records), *others]))
-    imports = {name: line for name, line in imports.items() if re.search(rf"\b{name}\b", body)}
-    space = "\n\n" if constants else "\n\n\n"
-    return f"{import_lines(imports)}{space}{body}\n", lasts
-
-
-def _name(node: ast.stmt) -> str | None:
-    """What a statement defines."""
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return node.name
-    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-    return target.id if isinstance(target, ast.Name) else None
-
-
-def _defined(text: str) -> dict[str, str]:
-    """name -> code of what a text defines."""
-    lines = text.splitlines()
-    return {name: _with_comments(lines, node) for node in ast.parse(text).body if (name := _name(node))}
-
-
-def _with_comments(lines: list[str], node: ast.stmt) -> str:
-    """The lines of a statement, with its decorators, and the comments right in front."""
-    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))]) - 1
-    while first and lines[first - 1].startswith("#"):
-        first -= 1
-    return "\n".join(lines[first : node.end_lineno])
-
-
-def _renamed(text: str, old: str, new: str) -> str:
-    """A module's text with another name for what it defines as ``old``."""
-    lines = text.splitlines()
-    places = [(node.lineno, node.col_offset) for node in ast.walk(ast.parse(text)) if getattr(node, "id", None) == old]
-    for row, column in sorted(places, reverse=True):
-        line = lines[row - 1].encode()  # columns count bytes
-        lines[row - 1] = (line[:column] + new.encode() + line[column + len(old) :]).decode()
-    return re.sub(rf"^(def|class) {old}\b", rf"\1 {new}", "\n".join(lines), flags=re.MULTILINE)
+                lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+        bodies.append("\n".join(lines).strip())
+    body = "\n\n\n".join(bodies)
+    used = {name: line for name, line in imports.items() if re.search(rf"\b{name}\b", body)}
+    return f"{import_lines(used)}\n\n{body}\n"  # ruff adds an empty line where a function comes first
 
 
 def _constant(text: str, layout: object) -> Raw:

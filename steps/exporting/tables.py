@@ -1,4 +1,4 @@
-"""Tables of a kernel's barriers and shared memory, of what one of its blocks does on the simulator.
+"""Tables of a kernel's barriers, shared memory and tensor memory, of what one of its blocks does on the simulator.
 
 A block of the kernel, with the constants of its problem, computes a few tiles of queries; of a kernel whose blocks wait
 for each other there are a few. What they allocate, who arrives at a barrier, counts in global memory or lets the next
@@ -27,20 +27,27 @@ COUNTED = (
     "That ends because blocks begin in the order of their numbers. The kernel before is awaited by "
     "griddepcontrol.wait, and launch_dependents lets the next one begin."
 )
-BEFORE, NEXT = "kernel before", "next kernel"
+SHARED_BY_TWO = (
+    " Both CTAs of a cluster share {}: there Triton doubles the arrivals that the kernel asks for, as each CTA "
+    "arrives, and only CTA 0 waits. At the cluster barrier all warps of both wait for each other; the first time is "
+    "behind the initialization of barriers, where the compiler puts it."
+)
+BEFORE, NEXT, CLUSTER = "kernel before", "next kernel", "cluster barrier"
 
 
 @dataclass
 class Row:
-    """A ring of barriers. arrive: who does; wait: who does, and for which parity first.
+    """A ring of barriers. arrive: who does; wait: who does, and for which parity first; joint: both CTAs share it.
 
-    Of numbers in global memory, which blocks count with, and of other kernels, there is neither a parity nor a size.
+    Of numbers in global memory, which blocks count with, of other kernels, and of a cluster there is neither a
+    parity nor a size.
     """
 
     slots: int = 0
     count: int = 0
     arrive: dict[str, None] = field(default_factory=dict)
     wait: dict[str, int | None] = field(default_factory=dict)
+    joint: bool = False
 
 
 class Notes:
@@ -50,7 +57,7 @@ class Notes:
         self.rows: dict[object, Row] = {}
         self.names: dict[object, str] = {}
         self.counts: dict[tuple[str, int], Row] = {}  # by the kernel's name for them, and the offset
-        self.kernels = {BEFORE: Row(), NEXT: Row()}
+        self.others = {BEFORE: Row(), NEXT: Row(), CLUSTER: Row()}
 
     def count(self, pointer) -> Row:
         """The row of a number in global memory that blocks count with, by the name that a record has for it."""
@@ -68,7 +75,7 @@ class Notes:
         block, role = barrier.block, state.role()
         role.variables = [dict(frame.f_locals) for frame in frames()]
         for buffer in block.buffers:
-            if (name := block.name_of(buffer)) != buffer.name and buffer.space != "tensor":
+            if (name := block.name_of(buffer)) != buffer.name:
                 self.names.setdefault(buffer, name)
         row = self.rows.setdefault(barrier.buffer, Row())
         row.slots, row.count = len(barrier.buffer.bytes) // 8, barrier.count
@@ -84,13 +91,17 @@ def _flat(record: tuple, field: str) -> object:
 def noted() -> Iterator[Notes]:
     """Inside, what kernels do on the simulator is noted."""
     from tutorial_lib.simulator import language, overtaken, state
+    from tutorial_lib.simulator.cluster import Cluster
     from tutorial_lib.simulator.hopper import MBarrier
 
     notes, arrive, fill, passed = Notes(), MBarrier.arrive, MBarrier.fill, MBarrier.passed
+    meet = Cluster.wait
 
     def noting_arrive(self, *how):
         by_role = sys._getframe(1).f_code.co_name in ("arrive", "expect")
-        notes.row(self).arrive[state.role().name if by_role else "tcgen05"] = None
+        row = notes.row(self)
+        row.arrive[state.role().name if by_role else "tcgen05"] = None
+        row.joint |= by_role and self.block is not state.role().block
         arrive(self, *how)
 
     def noting_fill(self, *how):
@@ -110,21 +121,26 @@ def noted() -> Iterator[Notes]:
         return sequences[language.AWAIT](found, pointer, wanted)
 
     def noting_wait(found):
-        notes.kernels[BEFORE].wait[state.role().name] = None
+        notes.others[BEFORE].wait[state.role().name] = None
         return sequences[overtaken.AWAIT](found)
 
     def noting_let(found):
-        notes.kernels[NEXT].arrive[state.role().name] = None
+        notes.others[NEXT].arrive[state.role().name] = None
         return sequences[overtaken.LET](found)
+
+    def noting_meet(self, me):
+        notes.others[CLUSTER].arrive[me.name] = notes.others[CLUSTER].wait[me.name] = None
+        meet(self, me)
 
     tell, sequences = language.tell_who_polls, dict(language.SEQUENCES)
     MBarrier.arrive, MBarrier.fill, MBarrier.passed = noting_arrive, noting_fill, noting_passed
+    Cluster.wait = noting_meet
     language.tell_who_polls = noting_add  # and not the operation, which kernels that ran before hold already
     language.SEQUENCES |= {language.AWAIT: noting_poll, overtaken.AWAIT: noting_wait, overtaken.LET: noting_let}
     try:
         yield notes
     finally:
-        MBarrier.arrive, MBarrier.fill, MBarrier.passed = arrive, fill, passed
+        MBarrier.arrive, MBarrier.fill, MBarrier.passed, Cluster.wait = arrive, fill, passed, meet
         language.tell_who_polls = tell
         language.SEQUENCES |= sequences
 
@@ -180,8 +196,9 @@ def tables(kernel, passed: tuple, warps: int, arch: str, ctas: int = 1, blocks: 
     products = " tcgen05 arrives when a product is complete." * any(
         "tcgen05" in row.arrive for row in notes.rows.values()
     )
-    told = textwrap.fill(TOLD + products + COUNTED * bool(notes.counts), LINE_LENGTH)
-    return [told, aligned(barrier_rows(notes)), memory(notes)]
+    joint = ", ".join(sorted({called(notes, buffer) for buffer, row in notes.rows.items() if row.joint}))
+    told = TOLD + products + COUNTED * bool(notes.counts) + SHARED_BY_TWO.format(joint) * bool(joint)
+    return [textwrap.fill(told, LINE_LENGTH), aligned(barrier_rows(notes)), memory(notes)]
 
 
 def barrier_rows(notes: Notes) -> list[tuple]:
@@ -196,7 +213,7 @@ def barrier_rows(notes: Notes) -> list[tuple]:
     for (name, _), row in notes.counts.items():
         counted.setdefault((name, *sorted(row.arrive)), row).wait |= row.wait
     others = [(name, row) for (name, *_), row in counted.items()]
-    others += [(name, row) for name, row in notes.kernels.items() if row.arrive or row.wait]
+    others += [(name, row) for name, row in notes.others.items() if row.arrive or row.wait]
     for name, row in (*sorted(rows.items()), *others):
         wait = ", ".join(role + f": {parity}" * (parity is not None) for role, parity in sorted(row.wait.items()))
         sizes = (row.slots or "", row.count or "")
@@ -205,13 +222,29 @@ def barrier_rows(notes: Notes) -> list[tuple]:
 
 
 def memory(notes: Notes) -> str:
-    """How much each allocation of shared memory takes, and all barriers; of a cluster, those of a CTA."""
-    sizes = {called(notes, buffer): len(buffer.bytes) for buffer in notes.names}
+    """How much each allocation of shared and of tensor memory takes, and all barriers; of a cluster, those of a CTA."""
+    from tutorial_lib.simulator.blackwell import COLUMN_BYTES, LANES
+
+    sizes = {called(notes, buffer): len(buffer.bytes) for buffer in notes.names if buffer.space != "tensor"}
+    columns = {
+        called(notes, buffer): len(buffer.bytes) // (LANES * COLUMN_BYTES)
+        for buffer in notes.names
+        if buffer.space == "tensor"
+    }
     barriers = {called(notes, buffer) for buffer in notes.rows}
     tiles = {name: size for name, size in sizes.items() if name not in barriers}
-    found = tiles | {"barriers": sum(sizes.get(name, 0) for name in barriers)}
-    listed = ", ".join(f"{name} {size:,}" for name, size in found.items())
-    return textwrap.fill(f"Bytes of shared memory: {listed}; together {sum(found.values()):,}.", LINE_LENGTH)
+    tiles["barriers"] = sum(sizes.get(name, 0) for name in barriers)
+    each = " of each CTA" * bool(notes.others[CLUSTER].wait)
+    listed = {f"Bytes of shared memory{each}": tiles, f"Columns of tensor memory{each}": columns}
+    return "\n".join(
+        textwrap.fill(
+            f"{what}: {', '.join(f'{name} {size:,}' for name, size in found.items())}; "
+            f"together {sum(found.values()):,}.",
+            LINE_LENGTH,
+        )
+        for what, found in listed.items()
+        if found
+    )
 
 
 def called(notes: Notes, buffer) -> str:

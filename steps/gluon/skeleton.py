@@ -15,7 +15,6 @@ from steps.gluon.launching import PointerStep
 from steps.gluon.variant import Schedule, Variant, Warps
 from tutorial_lib import layouts
 from tutorial_lib.architectures import ARCHITECTURES, KIB
-from tutorial_lib.compiler import GLUON_ARCHITECTURES
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
 LANES = 32
@@ -59,8 +58,6 @@ class GluonStep(PointerStep):
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
-        if target not in (*GLUON_ARCHITECTURES, "cpu"):
-            return f"Triton makes no code for {target}: it must be one of {', '.join(GLUON_ARCHITECTURES)}"
         if (limits := ARCHITECTURES.get(SIMULATED if target == "cpu" else target)) and limits.shared_bytes:
             needs, holds = self.shared_bytes(problem), limits.shared_bytes - KIB  # 1 KiB a block is the system's
             if needs > holds:

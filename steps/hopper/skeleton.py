@@ -75,6 +75,8 @@ class HopperStep(TmaStep):
     takes: tuple[str, ...] = hole(told=False, default=())
 
     backend: ClassVar[str] = "hopper"
+    architectures: ClassVar[tuple[str, ...]] = (DEFAULT_ARCH,)
+    elsewhere: ClassVar[str] = f"made of wgmma, which {DEFAULT_ARCH} alone has, not {{}}"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
     pads_head_dim: ClassVar[bool] = True
 
@@ -93,13 +95,6 @@ class HopperStep(TmaStep):
             raise ValueError("head_dim in pieces takes products that overlap, and no wait behind the softmax")
         if pairs and self.order.computed:
             raise ValueError("blocks that compute their tiles take pairs=False")
-
-    def unsupported(self, problem: Problem, target: str) -> str | None:
-        if reason := super().unsupported(problem, target):
-            return reason
-        if target not in ("sm_90", "cpu"):
-            return f"made of wgmma, which sm_90 alone has, not {target}"
-        return None
 
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
         return (rule_for("hopper", self.in_tiles(problem), DEFAULT_ARCH).name,)

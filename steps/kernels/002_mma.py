@@ -6,11 +6,12 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export mma` writes other programs. This one would have, with
+For other problems `python -m steps.export mma` writes other programs. They differ as follows. A quoted statement is
+new: it replaces the one that assigns the same name, or is added. Checks differ, too.
   --head-dim 64: HEAD_DIM 64
-  --dtype bfloat16: the same kernel, and other checks
-  --no-causal: other statements
-  --seq-len-kv 4001: other statements
+  --dtype bfloat16: the same kernel and launch
+  --no-causal: 6 lines of fmha
+  --seq-len-kv 4001: in fmha `scores = ct.where(key_index < seq_len_kv, scores, -math.inf)`
 
 Made from step 2 mma (Fused, tensor cores) of the FMHA tutorial by
 python -m steps.export mma --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -26,7 +27,6 @@ import cuda.tile as ct
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-GROUP_SIZE = 1
 TILE_QUERY = 64
 HEAD_DIM = 128
 LEAST = -3.4028234663852886e38
@@ -53,7 +53,6 @@ def fmha(Q, K, V, Out, scale):
     i = ct.bid(0)
     head = ct.bid(1)
     batch = ct.bid(2)
-    kv_head = head // GROUP_SIZE
     seq_len_kv = K.shape[2]
     # The i-th tile of queries [query, head_dim].
     q = ct.load(Q, (batch, head, i, 0), (1, 1, TILE_QUERY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
@@ -71,7 +70,7 @@ def fmha(Q, K, V, Out, scale):
 
     for j in range(end):
         # QK product: scores [query, key].
-        k = load_key_then_permute(K, batch, kv_head, j)  # [head_dim, key]
+        k = load_key_then_permute(K, batch, head, j)  # [head_dim, key]
         scores = ct.mma(q, k, ct.zeros((TILE_QUERY, TILE_KEY), ct.float32))
         # The compiler splits the loop here: whole tiles never ask.
         if j >= unmasked:
@@ -85,7 +84,7 @@ def fmha(Q, K, V, Out, scale):
         accumulator = accumulator * correction
 
         # The j-th tile of values, with zeros past their end: the weights there are zero, but 0 * NaN is not.
-        v = ct.load(V, (batch, kv_head, j, 0), (1, 1, TILE_KEY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
+        v = ct.load(V, (batch, head, j, 0), (1, 1, TILE_KEY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
         v = ct.reshape(v, (TILE_KEY, HEAD_DIM))
         accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)
     # Normalise and store; rows past the end are dropped.
@@ -149,16 +148,15 @@ def exact(q, k, v):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

@@ -6,11 +6,12 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export persistent` writes other programs. This one would have, with
+For other problems `python -m steps.export persistent` writes other programs. They differ as follows. A quoted statement
+is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
   --head-dim 64: HEAD_DIM 64
-  --dtype bfloat16: the same kernel, and other checks
-  --no-causal: other statements
-  --seq-len-kv 4001: other statements
+  --dtype bfloat16: the same kernel and launch
+  --no-causal: 6 lines of fmha; 1 lines of deal
+  --seq-len-kv 4001: in fmha `scores = ct.where(key_index < seq_len_kv, scores, -math.inf)`
 
 Made from step 9 persistent (Persistent blocks) of the FMHA tutorial by
 python -m steps.export persistent --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -29,11 +30,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 TILE_QUERY = 128
-GROUP_SIZE = 1
 HEAD_DIM = 128
 LEAST = -3.4028234663852886e38
 TILE_KEY = 128
-INVERSE_LN2 = 1 / math.log(2)
+INVERSE_LN2 = 1.4426950408889634
 
 
 def softmax_exp2(scores, row_max, scale):
@@ -68,7 +68,6 @@ def fmha(Q, K, V, Out, scale, order, starts):
         head = number // tiles_a_head
         i, head, batch = number % tiles_a_head, head % heads, head // heads
         # Attention of one tile of queries to all keys that it sees.
-        kv_head = head // GROUP_SIZE
         seq_len_kv = K.shape[2]
         # The i-th tile of queries [query, head_dim].
         q = ct.load(Q, (batch, head, i, 0), (1, 1, TILE_QUERY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
@@ -86,7 +85,7 @@ def fmha(Q, K, V, Out, scale, order, starts):
 
         for j in range(end):
             # QK product: scores [query, key].
-            k = load_key_transposed(K, batch, kv_head, j)  # [head_dim, key]
+            k = load_key_transposed(K, batch, head, j)  # [head_dim, key]
             scores = ct.mma(q, k, ct.zeros((TILE_QUERY, TILE_KEY), ct.float32))
             # The compiler splits the loop here: whole tiles never ask.
             if j >= unmasked:
@@ -100,7 +99,7 @@ def fmha(Q, K, V, Out, scale, order, starts):
             accumulator = accumulator * correction
 
             # The j-th tile of values, with zeros past their end: the weights there are zero, but 0 * NaN is not.
-            v = ct.load(V, (batch, kv_head, j, 0), (1, 1, TILE_KEY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
+            v = ct.load(V, (batch, head, j, 0), (1, 1, TILE_KEY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
             v = ct.reshape(v, (TILE_KEY, HEAD_DIM))
             accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)
         # Normalise and store; rows past the end are dropped.
@@ -133,6 +132,18 @@ def check(q, k, v):
     expect(k.shape[2] % TILE_KEY == 0, "k", f"a multiple of {TILE_KEY} keys", k.shape[2])
 
 
+def deal_in_sections(lengths, sections, blocks):
+    """(when the last block ends, tiles of each): a tile goes to the block that is free first, the longest early."""
+    free, dealt = [(0, block) for block in range(blocks)], [[] for _ in range(blocks)]  # free: (when, which)
+    for section in sections:
+        for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+            for head in section:
+                when, block = heapq.heappop(free)
+                dealt[block].append(head * len(lengths) + i)
+                heapq.heappush(free, (when + lengths[i], block))
+    return max(free)[0], dealt
+
+
 @lru_cache(maxsize=32)
 def deal(lines, seq_len_q, seq_len_kv, blocks, device):
     """(order, starts): block b computes the tiles of queries order[starts[b] : starts[b + 1]].
@@ -140,20 +151,12 @@ def deal(lines, seq_len_q, seq_len_kv, blocks, device):
     The n-th tile of a head has the number head * tiles of a head + n. Heads come in sections, whose keys and values lie
     in the L2 cache together.
     """
-    rows = range(0, seq_len_q, TILE_QUERY)
-    ends = [min(seq_len_kv, row + TILE_QUERY) for row in rows]  # of the keys that a tile of queries sees
-    lengths = [1 + -(-end // TILE_KEY) for end in ends]  # in tiles of keys; 1: to begin and to end
+    rows = range(0, seq_len_q, TILE_QUERY)  # a tile's length is that of its keys, in tiles; 1: to begin and to end
+    lengths = [1 + -(-min(seq_len_kv, row + TILE_QUERY) // TILE_KEY) for row in rows]
     keys_and_values = 2 * 2 * seq_len_kv * HEAD_DIM  # bytes
     section = max(1, min(lines, int(8 * 2**20 / keys_and_values)))  # heads
     sections = [range(n, min(n + section, lines)) for n in range(0, lines, section)]
-    free = [(0, block) for block in range(blocks)]  # (when, which)
-    dealt = [[] for _ in free]
-    for section in sections:  # each tile goes to the block that is free first, the longest early
-        for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-            for head in section:
-                when, block = heapq.heappop(free)
-                dealt[block].append(head * len(lengths) + i)
-                heapq.heappush(free, (when + lengths[i], block))
+    _, dealt = deal_in_sections(lengths, sections, blocks)
     starts = [0, *accumulate(map(len, dealt))]
     return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([*chain(*dealt)], starts))
 
@@ -193,16 +196,15 @@ def exact(q, k, v):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

@@ -6,12 +6,12 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export mask_loop` writes other programs. This one would have, with
-  --head-dim 64: HEAD_DIM 64; other statements in absorb, attend, load_key_transposed, product, tiles_to_visit and
-    elsewhere
-  --dtype bfloat16: the same kernel, and other checks
-  --no-causal: other statements in absorb, attend, load_key_transposed, product, tiles_to_visit and elsewhere
-  --seq-len-kv 4001: other statements
+For other problems `python -m steps.export mask_loop` writes other programs. They differ as follows. A quoted statement
+is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+  --head-dim 64: HEAD_DIM 64; 3 lines of load_key_transposed; 23 lines of fmha; has no tiles_to_visit, product, absorb
+  --dtype bfloat16: the same kernel and launch
+  --no-causal: 3 lines of load_key_transposed; 19 lines of fmha; 1 lines of deal; has no tiles_to_visit, product, absorb
+  --seq-len-kv 4001: in fmha `scores = ct.where(key_index < seq_len_kv, scores, -math.inf)`
 
 Made from step 10 mask_loop (A loop for the mask) of the FMHA tutorial by
 python -m steps.export mask_loop --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -30,14 +30,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 TILE_QUERY = 128
-GROUP_SIZE = 1
 TILE_KEY = 128
 MASK_LOOP_LATENCY_KEY = 4
 MASK_LOOP_LATENCY_VALUE = 8
 NARROW_KEY = 64
 HEAD_DIM = 128
 LEAST = -3.4028234663852886e38
-INVERSE_LN2 = 1 / math.log(2)
+INVERSE_LN2 = 1.4426950408889634
 
 
 def softmax_exp2(scores, row_max, scale):
@@ -102,41 +101,6 @@ def absorb(scores, V, batch, kv_head, j, tile_key, latency_value, row_max, row_s
     return row_max, row_sum, accumulator
 
 
-def attend(i, head, batch, Q, K, V, Out, scale):
-    """Attention of one tile of queries to all keys that it sees."""
-    kv_head = head // GROUP_SIZE
-    seq_len_kv = K.shape[2]
-    # The i-th tile of queries [query, head_dim].
-    q = ct.load(Q, (batch, head, i, 0), (1, 1, TILE_QUERY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
-    q = ct.reshape(q, (TILE_QUERY, HEAD_DIM))
-    # Running maximum and sum of every row, and its output [query, head_dim], not yet normalised.
-    row_max = ct.full((TILE_QUERY, 1), LEAST, ct.float32)
-    row_sum = ct.zeros((TILE_QUERY, 1), ct.float32)
-    accumulator = ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32)
-    unmasked, end = tiles_to_visit(i, seq_len_kv, TILE_KEY)
-    query_index = i * TILE_QUERY + ct.arange(TILE_QUERY, dtype=ct.int32)[:, None]
-
-    for j in range(unmasked):
-        scores = product(q, K, batch, kv_head, j, TILE_KEY, MASK_LOOP_LATENCY_KEY)
-        row_max, row_sum, accumulator = absorb(
-            scores, V, batch, kv_head, j, TILE_KEY, MASK_LOOP_LATENCY_VALUE, row_max, row_sum, accumulator, scale
-        )
-    # Narrow tiles [first, end) of the keys that a tile of queries sees behind its ``unmasked`` whole tiles.
-    _, end = tiles_to_visit(i, seq_len_kv, NARROW_KEY)
-    first = unmasked * (TILE_KEY // NARROW_KEY)
-    for j in range(first, end):
-        scores = product(q, K, batch, kv_head, j, NARROW_KEY, None)
-        # Minus infinity for keys that a query does not see.
-        key_index = j * NARROW_KEY + ct.arange(NARROW_KEY, dtype=ct.int32)[None, :]
-        scores = ct.where(key_index <= query_index, scores, -math.inf)
-        row_max, row_sum, accumulator = absorb(
-            scores, V, batch, kv_head, j, NARROW_KEY, None, row_max, row_sum, accumulator, scale
-        )
-    # Normalise and store; rows past the end are dropped.
-    o = ct.astype(divide_approximately(accumulator, row_sum), Out.dtype)
-    ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, TILE_QUERY, HEAD_DIM)))
-
-
 def fmha(Q, K, V, Out, scale, order, starts):
     block = ct.bid(0)
     first = ct.load(starts, (block,), ())
@@ -146,7 +110,37 @@ def fmha(Q, K, V, Out, scale, order, starts):
         tiles_a_head, heads = ct.cdiv(Q.shape[2], TILE_QUERY), Q.shape[1]
         head = number // tiles_a_head
         i, head, batch = number % tiles_a_head, head % heads, head // heads
-        attend(i, head, batch, Q, K, V, Out, scale)
+        # Attention of one tile of queries to all keys that it sees.
+        seq_len_kv = K.shape[2]
+        # The i-th tile of queries [query, head_dim].
+        q = ct.load(Q, (batch, head, i, 0), (1, 1, TILE_QUERY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
+        q = ct.reshape(q, (TILE_QUERY, HEAD_DIM))
+        # Running maximum and sum of every row, and its output [query, head_dim], not yet normalised.
+        row_max = ct.full((TILE_QUERY, 1), LEAST, ct.float32)
+        row_sum = ct.zeros((TILE_QUERY, 1), ct.float32)
+        accumulator = ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32)
+        unmasked, end = tiles_to_visit(i, seq_len_kv, TILE_KEY)
+        query_index = i * TILE_QUERY + ct.arange(TILE_QUERY, dtype=ct.int32)[:, None]
+
+        for j in range(unmasked):
+            scores = product(q, K, batch, head, j, TILE_KEY, MASK_LOOP_LATENCY_KEY)
+            row_max, row_sum, accumulator = absorb(
+                scores, V, batch, head, j, TILE_KEY, MASK_LOOP_LATENCY_VALUE, row_max, row_sum, accumulator, scale
+            )
+        # Narrow tiles [first, end) of the keys that a tile of queries sees behind its ``unmasked`` whole tiles.
+        _, end = tiles_to_visit(i, seq_len_kv, NARROW_KEY)
+        first_2 = unmasked * (TILE_KEY // NARROW_KEY)
+        for j in range(first_2, end):
+            scores = product(q, K, batch, head, j, NARROW_KEY, None)
+            # Minus infinity for keys that a query does not see.
+            key_index = j * NARROW_KEY + ct.arange(NARROW_KEY, dtype=ct.int32)[None, :]
+            scores = ct.where(key_index <= query_index, scores, -math.inf)
+            row_max, row_sum, accumulator = absorb(
+                scores, V, batch, head, j, NARROW_KEY, None, row_max, row_sum, accumulator, scale
+            )
+        # Normalise and store; rows past the end are dropped.
+        o = ct.astype(divide_approximately(accumulator, row_sum), Out.dtype)
+        ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, TILE_QUERY, HEAD_DIM)))
 
 
 def expect(holds, name, wanted, came):
@@ -174,6 +168,18 @@ def check(q, k, v):
     expect(k.shape[2] % TILE_KEY == 0, "k", f"a multiple of {TILE_KEY} keys", k.shape[2])
 
 
+def deal_in_sections(lengths, sections, blocks):
+    """(when the last block ends, tiles of each): a tile goes to the block that is free first, the longest early."""
+    free, dealt = [(0, block) for block in range(blocks)], [[] for _ in range(blocks)]  # free: (when, which)
+    for section in sections:
+        for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+            for head in section:
+                when, block = heapq.heappop(free)
+                dealt[block].append(head * len(lengths) + i)
+                heapq.heappush(free, (when + lengths[i], block))
+    return max(free)[0], dealt
+
+
 @lru_cache(maxsize=32)
 def deal(lines, seq_len_q, seq_len_kv, blocks, device):
     """(order, starts): block b computes the tiles of queries order[starts[b] : starts[b + 1]].
@@ -181,20 +187,12 @@ def deal(lines, seq_len_q, seq_len_kv, blocks, device):
     The n-th tile of a head has the number head * tiles of a head + n. Heads come in sections, whose keys and values lie
     in the L2 cache together.
     """
-    rows = range(0, seq_len_q, TILE_QUERY)
-    ends = [min(seq_len_kv, row + TILE_QUERY) for row in rows]  # of the keys that a tile of queries sees
-    lengths = [1 + -(-end // TILE_KEY) for end in ends]  # in tiles of keys; 1: to begin and to end
+    rows = range(0, seq_len_q, TILE_QUERY)  # a tile's length is that of its keys, in tiles; 1: to begin and to end
+    lengths = [1 + -(-min(seq_len_kv, row + TILE_QUERY) // TILE_KEY) for row in rows]
     keys_and_values = 2 * 2 * seq_len_kv * HEAD_DIM  # bytes
     section = max(1, min(lines, int(8 * 2**20 / keys_and_values)))  # heads
     sections = [range(n, min(n + section, lines)) for n in range(0, lines, section)]
-    free = [(0, block) for block in range(blocks)]  # (when, which)
-    dealt = [[] for _ in free]
-    for section in sections:  # each tile goes to the block that is free first, the longest early
-        for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-            for head in section:
-                when, block = heapq.heappop(free)
-                dealt[block].append(head * len(lengths) + i)
-                heapq.heappush(free, (when + lengths[i], block))
+    _, dealt = deal_in_sections(lengths, sections, blocks)
     starts = [0, *accumulate(map(len, dealt))]
     return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([*chain(*dealt)], starts))
 
@@ -234,16 +232,15 @@ def exact(q, k, v):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

@@ -6,11 +6,19 @@ Compiled in: head_dim 128, float16, no mask. Batch, heads and lengths may be oth
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. There is no
 autograd. It needs PyTorch and Triton 3.9.
 
-For other problems `python -m steps.export gluon_larger_tile` writes other programs. This one would have, with
-  --head-dim 64: HEAD_DIM 64; other statements in copy_panels, fmha
-  --dtype bfloat16: the same kernel, and other checks
-  --causal: other statements in fmha, tiles_to_visit and elsewhere
-  --seq-len-kv 4001: other statements in copy_panels, copy_rows, fmha and elsewhere
+For other problems `python -m steps.export gluon_larger_tile` writes other programs. They differ as follows. A quoted
+statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+  --head-dim 64: D 64; in copy_panels `copy_rows(panels[0].index(stage), pointer, stride, first, limit, False)`, not
+    `for c in gl.static_range(HEAD_DIM // COLUMNS):` and `copy_rows(panels[c].index(stage), pointer + c * COLUMNS,
+    stride, first, limit, False)`; in fmha `copy_rows(panel, Q, q_strides[2], first_query, seq_len_q, True)` and `k =
+    keys[0].index(stage).permute((1, 0)).load(RIGHT)` and `scores = mma_v2(query[0].load(LEFT), k, scores)` and `v =
+    values[0].index(stage).load(RIGHT)` and `updated = updated + (mma_v2(weights, v, accumulators[0] * correction[:,
+    None]),)` and `o = accumulators[0] * (1.0 / row_sum)[:, None]` and `pointer = Out + 0 * o_strides[3]`, not `PANELS:
+    gl.constexpr = HEAD_DIM // COLUMNS` and `for _ in gl.static_range(PANELS):` and `for c in gl.static_range(PANELS):`
+    and `copy_rows(panel, Q + c * COLUMNS, q_strides[2], first_query, seq_len_q, True)`
+  --dtype bfloat16: the same kernel and launch
+  --causal: 2 lines of tiles_to_visit; 6 lines of fmha; also has hide
+  --seq-len-kv 4001: 3 lines of copy_rows; 2 lines of copy_panels; 7 lines of fmha; also has hide
 
 Made from step 104 gluon_larger_tile (A larger tile) of the FMHA tutorial by
 python -m steps.export gluon_larger_tile --head-dim 128 --seq-len 8192 --dtype float16 --no-causal
@@ -35,12 +43,9 @@ TILE_QUERY = gl.constexpr(128)
 STAGES = gl.constexpr(2)
 TILE_KEY = gl.constexpr(64)
 LEAST = gl.constexpr(-3.4028234663852886e38)
-GROUP_SIZE = gl.constexpr(1)
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8]))
 SHARED = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[1, 0]))
-COPY = gl.constexpr(
-    gl.BlockedLayout(size_per_thread=[1, 8], threads_per_warp=[4, 8], warps_per_cta=[4, 1], order=[1, 0])
-)
+COPY = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 RIGHT = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=ACCUMULATOR, k_width=2))
 LEFT = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2))
 
@@ -106,8 +111,8 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     head = gl.program_id(1).to(gl.int64)
     batch = gl.program_id(2).to(gl.int64)
     Q += batch * q_strides[0] + head * q_strides[1]
-    K += batch * k_strides[0] + head // GROUP_SIZE * k_strides[1]
-    V += batch * v_strides[0] + head // GROUP_SIZE * v_strides[1]
+    K += batch * k_strides[0] + head * k_strides[1]
+    V += batch * v_strides[0] + head * v_strides[1]
     Out += batch * o_strides[0] + head * o_strides[1]
     row_stride = k_strides[2]  # of K and of V: the launch sees to it that they agree, and copies share their offsets
     whole, end = tiles_to_visit(seq_len_kv)
@@ -183,9 +188,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         gl.store(target, o, mask=(row < seq_len_q)[:, None])
 
 
-D = 128  # head_dim
-TILE_Q = 128  # queries of a tile
-TILE_K = 64  # keys of a tile
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
 def expect(holds, name, wanted, came):
@@ -252,16 +255,15 @@ def exact(q, k, v):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

@@ -18,12 +18,15 @@ value_full  2      1         all warps, TMA  all warps: 0
 
 Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 40; together 163,880.
 
-For other problems `python -m steps.export wgmma` writes other programs. This one would have, with
-  --head-dim 64: HEAD_DIM 64; other layouts OUTPUT, WEIGHTS; boxes of Q [128, 64]; boxes of K and V [128, 64]; boxes of
-    O [128, 64]
-  --dtype bfloat16: the same kernel, and other checks
-  --no-causal: other statements in attend, tiles_to_visit and elsewhere
-  --seq-len-kv 4001: other statements
+For other problems `python -m steps.export wgmma` writes other programs. They differ as follows. A quoted statement is
+new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+  --head-dim 64: HEAD_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16,
+    64, 16]); WEIGHTS with parent=OUTPUT; in attention `queries = describe(q, 128, 64, SHARED.value)` and `keys =
+    describe(k, TILE_K, 64, SHARED.value)` and `values = describe(v, TILE_K, 64, SHARED.value)` and `output =
+    describe(o, 128, 64, SHARED.value)`
+  --dtype bfloat16: the same kernel and launch
+  --no-causal: 2 lines of tiles_to_visit; 8 lines of attend; 1 lines of fmha
+  --seq-len-kv 4001: in attend `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
 
 Made from step 200 wgmma (TMA and wgmma) of the FMHA tutorial by
 python -m steps.export wgmma --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -41,20 +44,13 @@ import triton
 from torch.nn.functional import scaled_dot_product_attention
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 STAGES = gl.constexpr(2)
 TILE_QUERY = gl.constexpr(128)
-GROUP_SIZE = gl.constexpr(1)
 QUERY_STAGES = gl.constexpr(1)
-WARPGROUPS = gl.constexpr(1)
 ROWS = gl.constexpr(128)
 HEAD_DIM = gl.constexpr(128)
 TILE_KEY = gl.constexpr(128)
@@ -148,7 +144,7 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
             scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(0, deps=[scores])
             if masked:
-                # Scores [query, key] with minus infinity where a query must not see a key, or the key is padding.
+                # Scores [query, key] with minus infinity where a query must not see a key.
                 query_2 = query_tile.row + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
                 key_2 = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
                 scores = gl.where(key_2[None, :] <= query_2[:, None], scores, float("-inf"))
@@ -177,9 +173,8 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V)
     # Slots in shared memory for tiles of queries, keys, values and the output.
-    QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS, 1, 1, ROWS, HEAD_DIM]
     KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
-    queries = gl.allocate_shared_memory(Q.dtype, QUERIES, SHARED)
+    queries = gl.allocate_shared_memory(Q.dtype, [QUERY_STAGES, 1, 1, ROWS, HEAD_DIM], SHARED)
     keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
     values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
     tiles = Tiles(queries, keys, values, queries)
@@ -192,7 +187,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     number = gl.program_id(0)
     head = number // work.tiles_a_head
     head, batch, i = head % work.heads, head // work.heads, number % work.tiles_a_head
-    query_tile = QueryTile(i * TILE_QUERY, head // GROUP_SIZE, batch, seq_len_kv)
+    query_tile = QueryTile(i * TILE_QUERY, head, batch, seq_len_kv)
     _, end = tiles_to_visit(query_tile.row, seq_len_kv)
     # Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there.
     full = barriers.query_full.index(0)
@@ -211,7 +206,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         # (head, batch) and index of a tile of queries in its head, from the tile's number.
         head = n // work.tiles_a_head
         head, batch, i = head % work.heads, head // work.heads, n % work.tiles_a_head
-        query_tile = QueryTile(i * TILE_QUERY, head // GROUP_SIZE, batch, seq_len_kv)
+        query_tile = QueryTile(i * TILE_QUERY, head, batch, seq_len_kv)
         await_tile(barriers.query_full, 0, 1)
         query = tiles.query.index(0).reshape([ROWS, HEAD_DIM])
         accumulator, row_sum, iteration = attend(query, arrays, tiles, barriers, query_tile, iteration, scale)
@@ -230,9 +225,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     tma.store_wait(0)
 
 
-D = 128  # head_dim
-TILE_Q = 128  # queries of a tile
-TILE_K = 128  # keys of a tile
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
 def expect(holds, name, wanted, came):
@@ -262,16 +255,13 @@ def check(q, k, v):
 
 def describable(x):
     """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
-    even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
-    fits = even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+    fits = x.data_ptr() % 16 == 0 and x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def describe(x, rows, columns, layout):
     """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
-    # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
-    strides = [stride if length > 1 else D for stride, length in zip(x.stride()[:3], x.shape)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
 def attention(q, k, v, scale=None):
@@ -284,13 +274,12 @@ def attention(q, k, v, scale=None):
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = tiles * lines
     order = starts = torch.empty(1, dtype=torch.int32, device=q.device)  # nobody reads them
-    arguments = (
-        describe(q, 128, 128, SHARED.value),
-        describe(k, TILE_K, 128, SHARED.value),
-        describe(v, TILE_K, 128, SHARED.value),
-        describe(o, 128, 128, SHARED.value),
-        *(order, starts, scale / math.log(2), k.shape[2], q.shape[1], tiles),  # the kernel's scale is in base 2
-    )
+    queries = describe(q, 128, 128, SHARED.value)
+    keys = describe(k, TILE_K, 128, SHARED.value)
+    values = describe(v, TILE_K, 128, SHARED.value)
+    output = describe(o, 128, 128, SHARED.value)
+    numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
+    arguments = (queries, keys, values, output, order, starts, *numbers)
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
         triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
         fmha[(blocks, 1, 1)](*arguments, num_warps=8, enable_fp_fusion=True)
@@ -311,16 +300,15 @@ def exact(q, k, v):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

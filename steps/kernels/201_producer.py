@@ -21,12 +21,15 @@ value_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
 
 Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 80; together 163,920.
 
-For other problems `python -m steps.export producer` writes other programs. This one would have, with
-  --head-dim 64: HEAD_DIM 64; other layouts OUTPUT, WEIGHTS; boxes of Q [64, 64]; boxes of K and V [128, 64]; boxes of O
-    [64, 64]
-  --dtype bfloat16: the same kernel, and other checks
-  --no-causal: other statements in attend, tiles_to_visit and elsewhere
-  --seq-len-kv 4001: other statements
+For other problems `python -m steps.export producer` writes other programs. They differ as follows. A quoted statement
+is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+  --head-dim 64: HEAD_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16,
+    64, 16]); WEIGHTS with parent=OUTPUT; in attention `queries = describe(q, 64, 64, SHARED.value)` and `keys =
+    describe(k, TILE_K, 64, SHARED.value)` and `values = describe(v, TILE_K, 64, SHARED.value)` and `output =
+    describe(o, 64, 64, SHARED.value)`
+  --dtype bfloat16: the same kernel and launch
+  --no-causal: 2 lines of tiles_to_visit; 9 lines of attend; 1 lines of consume; 1 lines of produce
+  --seq-len-kv 4001: in attend `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
 
 Made from step 201 producer (Producer and consumers) of the FMHA tutorial by
 python -m steps.export producer --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -44,13 +47,8 @@ import triton
 from torch.nn.functional import scaled_dot_product_attention
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 QUERY_STAGES = gl.constexpr(1)
@@ -60,10 +58,7 @@ HEAD_DIM = gl.constexpr(128)
 STAGES = gl.constexpr(2)
 TILE_KEY = gl.constexpr(128)
 TILE_QUERY = gl.constexpr(128)
-GROUP_SIZE = gl.constexpr(1)
 LEAST = gl.constexpr(-3.4028234663852886e38)
-WORKERS = gl.constexpr([4, 1])
-BUDGETS = gl.constexpr([168, 24])
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 OUTPUT = ACCUMULATOR
@@ -161,7 +156,7 @@ def attend(query, tiles, barriers, query_tile, iteration, scale, warpgroup: gl.c
             scores = warpgroup_mma_wait(0, deps=[scores])
             release(barriers.key_empty, iteration, STAGES)
             if masked:
-                # Scores [query, key] with minus infinity where a query must not see a key, or the key is padding.
+                # Scores [query, key] with minus infinity where a query must not see a key.
                 query_2 = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
                 key_2 = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
                 scores = gl.where(key_2[None, :] <= query_2[:, None], scores, float("-inf"))
@@ -231,7 +226,7 @@ def produce(arrays, tiles, barriers, work):
         row = i * TILE_QUERY
         _, end = tiles_to_visit(row, work.seq_len_kv)
         empty = barriers.query_empty.index(query_iteration % QUERY_STAGES)
-        mbarrier.wait(empty, query_iteration // QUERY_STAGES & 1 ^ 1)
+        mbarrier.wait(empty, query_iteration & 1 ^ 1)
         # Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there.
         query_stage = query_iteration % QUERY_STAGES
         full = barriers.query_full.index(query_stage)
@@ -239,7 +234,6 @@ def produce(arrays, tiles, barriers, work):
         for warpgroup in gl.static_range(WARPGROUPS):
             at = [batch, head, (row + warpgroup * ROWS), 0]
             tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
-        kv_head = head // GROUP_SIZE
         # Ask TMA for so many tiles of keys and values as ``end`` says.
         for j in range(end):
             key = j * TILE_KEY
@@ -247,9 +241,9 @@ def produce(arrays, tiles, barriers, work):
             stage = iteration % STAGES
             used = iteration // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_empty.index(stage), used)
-            fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, key, stage)
+            fetch(arrays.key, tiles.key, barriers.key_full, head, batch, key, stage)
             mbarrier.wait(barriers.value_empty.index(stage), used)
-            fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, key, stage)
+            fetch(arrays.value, tiles.value, barriers.value_full, head, batch, key, stage)
             iteration += 1
         n = n + 1
         query_iteration += 1
@@ -259,9 +253,8 @@ def produce(arrays, tiles, barriers, work):
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V, Out)
     # Slots in shared memory for tiles of queries, keys, values and the output.
-    QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS, 1, 1, ROWS, HEAD_DIM]
     KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
-    queries = gl.allocate_shared_memory(Q.dtype, QUERIES, SHARED)
+    queries = gl.allocate_shared_memory(Q.dtype, [WARPGROUPS, 1, 1, ROWS, HEAD_DIM], SHARED)
     keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
     values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
     tiles = Tiles(queries, keys, values, queries)
@@ -278,6 +271,8 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     fence_async_shared()
 
     # --- who does what; the first warpgroup's warps are those that the block began with ---
+    WORKERS: gl.constexpr = [4, 1]
+    BUDGETS: gl.constexpr = [168, 24]
     gl.warp_specialize(
         [
             (consume, (arrays, tiles, barriers, work, scale, 0)),
@@ -289,9 +284,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     )
 
 
-D = 128  # head_dim
-TILE_Q = 128  # queries of a tile
-TILE_K = 128  # keys of a tile
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
 def expect(holds, name, wanted, came):
@@ -321,16 +314,13 @@ def check(q, k, v):
 
 def describable(x):
     """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
-    even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
-    fits = even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+    fits = x.data_ptr() % 16 == 0 and x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def describe(x, rows, columns, layout):
     """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
-    # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
-    strides = [stride if length > 1 else D for stride, length in zip(x.stride()[:3], x.shape)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
 def attention(q, k, v, scale=None):
@@ -343,13 +333,12 @@ def attention(q, k, v, scale=None):
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = tiles * lines
     order = starts = torch.empty(1, dtype=torch.int32, device=q.device)  # nobody reads them
-    arguments = (
-        describe(q, 64, 128, SHARED.value),
-        describe(k, TILE_K, 128, SHARED.value),
-        describe(v, TILE_K, 128, SHARED.value),
-        describe(o, 64, 128, SHARED.value),
-        *(order, starts, scale / math.log(2), k.shape[2], q.shape[1], tiles),  # the kernel's scale is in base 2
-    )
+    queries = describe(q, 64, 128, SHARED.value)
+    keys = describe(k, TILE_K, 128, SHARED.value)
+    values = describe(v, TILE_K, 128, SHARED.value)
+    output = describe(o, 64, 128, SHARED.value)
+    numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
+    arguments = (queries, keys, values, output, order, starts, *numbers)
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
         triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
         fmha[(blocks, 1, 1)](*arguments, num_warps=4, enable_fp_fusion=True)
@@ -370,16 +359,15 @@ def exact(q, k, v):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

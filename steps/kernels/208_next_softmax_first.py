@@ -22,14 +22,19 @@ value_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
 
 Bytes of shared memory: query 65,536, key 65,536, value 65,536, output 32,768, barriers 104; together 229,480.
 
-For other problems `python -m steps.export next_softmax_first` writes other programs. This one would have, with
-  --head-dim 64: WORKERS [4, 4, 1]; BUDGETS [160, 160, 24]; WARPGROUPS 3; HEAD_DIM 64; TILE_QUERY 192; OUTPUT_COLUMNS
-    64; other layouts OUTPUT, WEIGHTS; boxes of Q [64, 64]; boxes of K and V [128, 64]; boxes of O [64, 64]; other
-    statements in consume, first_maxima, fmha, query_tile_until, send and elsewhere
-  --dtype bfloat16: the same kernel, and other checks
-  --no-causal: other statements in consume, first_maxima, hide, query_tile_until, send, tiles_of_warpgroup,
-    tiles_to_visit and elsewhere
-  --seq-len-kv 4001: other statements in hide
+For other problems `python -m steps.export next_softmax_first` writes other programs. They differ as follows. A quoted
+statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+  --head-dim 64: WARPGROUPS 3; HEAD_DIM 64; TILE_QUERY 192; OUTPUT_COLUMNS 64; OUTPUT
+    gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]); WEIGHTS with
+    parent=OUTPUT; 10 lines of attend_to_rest; 39 lines of consume; 6 lines of fmha; in attention `queries = describe(q,
+    64, 64, SHARED.value)` and `keys = describe(k, TILE_K, 64, SHARED.value)` and `values = describe(v, TILE_K, 64,
+    SHARED.value)` and `output = describe(o, 64, 64, SHARED.value)`; also has take_turn; also has attend_overlapped; has
+    no query_tile_until, send, tiles_of_warpgroup, first_weights, first_maxima
+  --dtype bfloat16: the same kernel and launch
+  --no-causal: 2 lines of tiles_to_visit; 2 lines of attend_to_rest; 37 lines of consume; 1 lines of produce; 1 lines of
+    deal; also has attend_overlapped; has no hide, query_tile_until, send, tiles_of_warpgroup, first_weights,
+    first_maxima
+  --seq-len-kv 4001: 3 lines of hide; 1 lines of first_maxima; 1 lines of attend_to_rest; 1 lines of consume
 
 Made from step 208 next_softmax_first (The next tile's softmax first) of the FMHA tutorial by
 python -m steps.export next_softmax_first --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -49,13 +54,8 @@ import triton
 from torch.nn.functional import scaled_dot_product_attention
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 QUERY_STAGES = gl.constexpr(2)
@@ -65,11 +65,8 @@ HEAD_DIM = gl.constexpr(128)
 STAGES = gl.constexpr(2)
 TILE_KEY = gl.constexpr(128)
 TILE_QUERY = gl.constexpr(128)
-GROUP_SIZE = gl.constexpr(1)
 LEAST = gl.constexpr(-3.4028234663852886e38)
 OUTPUT_COLUMNS = gl.constexpr(128)
-WORKERS = gl.constexpr([4, 1])
-BUDGETS = gl.constexpr([240, 24])
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 OUTPUT = ACCUMULATOR
@@ -110,7 +107,7 @@ def exp2(x):
 
 @gluon.jit
 def hide(scores, first_query, first_key):
-    """Scores [query, key] with minus infinity where a query must not see a key, or the key is padding."""
+    """Scores [query, key] with minus infinity where a query must not see a key."""
     query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
     key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
     return gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
@@ -380,7 +377,6 @@ def produce(arrays, tiles, barriers, work):
         for warpgroup in gl.static_range(WARPGROUPS):
             at = [batch, head, (row + warpgroup * ROWS), 0]
             tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
-        kv_head = head // GROUP_SIZE
         # Ask TMA for so many tiles of keys and values as ``end`` says.
         for j in range(end):
             key = j * TILE_KEY
@@ -388,9 +384,9 @@ def produce(arrays, tiles, barriers, work):
             stage = iteration % STAGES
             used = iteration // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_empty.index(stage), used)
-            fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, key, stage)
+            fetch(arrays.key, tiles.key, barriers.key_full, head, batch, key, stage)
             mbarrier.wait(barriers.value_empty.index(stage), used)
-            fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, key, stage)
+            fetch(arrays.value, tiles.value, barriers.value_full, head, batch, key, stage)
             iteration += 1
         n = n + 1
         query_iteration += 1
@@ -425,6 +421,8 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     )
 
     # --- who does what; the first warpgroup's warps are those that the block began with ---
+    WORKERS: gl.constexpr = [4, 1]
+    BUDGETS: gl.constexpr = [240, 24]
     gl.warp_specialize(
         [
             (consume, (arrays, tiles, barriers, work, scale, 0)),
@@ -436,9 +434,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     )
 
 
-D = 128  # head_dim
-TILE_Q = 128  # queries of a tile
-TILE_K = 128  # keys of a tile
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
 def expect(holds, name, wanted, came):
@@ -467,16 +463,15 @@ def check(q, k, v):
 
 
 def deal_in_sections(lengths, sections, blocks):
-    """The tiles of every block, and when it ends: each goes to the block that is free first, the longest early."""
-    free = [(0, block) for block in range(blocks)]  # (when, which)
-    dealt = [[] for _ in free]
+    """(when the last block ends, tiles of each): a tile goes to the block that is free first, the longest early."""
+    free, dealt = [(0, block) for block in range(blocks)], [[] for _ in range(blocks)]  # free: (when, which)
     for section in sections:
         for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
             for head in section:
                 when, block = heapq.heappop(free)
                 dealt[block].append(head * len(lengths) + i)
                 heapq.heappush(free, (when + lengths[i], block))
-    return dealt, [when for when, _ in free]
+    return max(free)[0], dealt
 
 
 @lru_cache(maxsize=32)
@@ -486,36 +481,30 @@ def deal(lines, seq_len_q, seq_len_kv, blocks, device):
     The n-th tile of a head has the number head * tiles of a head + n. Heads come in sections, whose keys and values lie
     in the L2 cache together.
     """
-    rows = range(0, seq_len_q, TILE_Q)
-    ends = [min(seq_len_kv, row + TILE_Q) for row in rows]  # of the keys that a tile of queries sees
-    lengths = [1 + -(-end // TILE_K) for end in ends]  # in tiles of keys; 1: to begin and to end
+    rows = range(0, seq_len_q, TILE_Q)  # a tile's length is that of its keys, in tiles; 1: to begin and to end
+    lengths = [1 + -(-min(seq_len_kv, row + TILE_Q) // TILE_K) for row in rows]
     keys_and_values = 2 * 2 * seq_len_kv * D  # bytes
     section = max(1, min(lines, int(8 * 2**20 / keys_and_values)))  # heads
     sections = [range(n, min(n + section, lines)) for n in range(0, lines, section)]
-    dealt, when = deal_in_sections(lengths, sections, blocks)
-    if max(when) * blocks > 1.01 * sum(when):  # would they end together with more heads in the last section?
-        last = min(lines, -(-blocks * max(lengths) // sum(lengths)))
-        before = max(0, lines - last) // section * section if last > section else lines
-        if before < lines:
-            sections = [*(range(n, n + section) for n in range(0, before, section)), range(before, lines)]
-        other, its_when = deal_in_sections(lengths, sections, blocks)
-        dealt = other if max(when) > 1.01 * max(its_when) else dealt
+    end, dealt = deal_in_sections(lengths, sections, blocks)
+    last = min(lines, -(-blocks * max(lengths) // sum(lengths)))  # heads with as many tiles as all blocks take at last
+    if last > section:  # would the blocks end together with more heads in the last section?
+        front = (lines - last) // section
+        other_end, other = deal_in_sections(lengths, [*sections[:front], range(front * section, lines)], blocks)
+        dealt = other if end > 1.01 * other_end else dealt
     starts = [0, *accumulate(map(len, dealt))]
     return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([*chain(*dealt)], starts))
 
 
 def describable(x):
     """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
-    even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
-    fits = even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+    fits = x.data_ptr() % 16 == 0 and x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def describe(x, rows, columns, layout):
     """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
-    # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
-    strides = [stride if length > 1 else D for stride, length in zip(x.stride()[:3], x.shape)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
 def attention(q, k, v, scale=None):
@@ -526,16 +515,14 @@ def attention(q, k, v, scale=None):
     q, k, v = describable(q), describable(k), describable(v)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
-    blocks = tiles * lines
-    blocks = min(blocks, torch.cuda.get_device_properties(q.device).multi_processor_count)
+    blocks = min(tiles * lines, torch.cuda.get_device_properties(q.device).multi_processor_count)
     order, starts = deal(lines, q.shape[2], k.shape[2], blocks, q.device)
-    arguments = (
-        describe(q, 64, 128, SHARED.value),
-        describe(k, TILE_K, 128, SHARED.value),
-        describe(v, TILE_K, 128, SHARED.value),
-        describe(o, 64, 128, SHARED.value),
-        *(order, starts, scale / math.log(2), k.shape[2], q.shape[1], tiles),  # the kernel's scale is in base 2
-    )
+    queries = describe(q, 64, 128, SHARED.value)
+    keys = describe(k, TILE_K, 128, SHARED.value)
+    values = describe(v, TILE_K, 128, SHARED.value)
+    output = describe(o, 64, 128, SHARED.value)
+    numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
+    arguments = (queries, keys, values, output, order, starts, *numbers)
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
         triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
         fmha[(blocks, 1, 1)](*arguments, num_warps=4, enable_fp_fusion=True)
@@ -556,16 +543,15 @@ def exact(q, k, v):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

@@ -30,13 +30,33 @@ next kernel                      produce 2
 Bytes of shared memory: key 16,384, value 16,384, query 32,768, lse 1,024, d_output 32,768, row_sum 1,024, d_scores
 65,536, d_query 32,768, barriers 104; together 198,760.
 
-For other problems `python -m steps.export deferred_reduce_add` writes other programs. This one would have, with
-  --head-dim 128: TILE_QUERY 64; HEAD_DIM 128; ROWS_PREPARED 8; ROWS_SCALED 4; other layouts SUMS, FACTOR, ROWS_OF_ONE,
-    ROWS_OF_TWO, KEY_FACTOR, SCORES; boxes of Q and dO [64, 128]; boxes of K, V, dK and dV [128, 128]; other statements
-    in consume, issue_own_d_query and elsewhere
-  --dtype bfloat16: other statements in consume and elsewhere, and other checks
-  --causal: AHEAD 264; other statements in consume, iterations_before and elsewhere
-  --seq-len-kv 4001: other statements in consume and elsewhere
+For other problems `python -m steps.export deferred_reduce_add` writes other programs. They differ as follows. A quoted
+statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+  --head-dim 128: TILE_QUERY 64; HEAD_DIM 128; ROWS_PREPARED 8; ROWS_SCALED 4; ADDED_UP 128; ROWS_LAYOUT
+    gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]); ROWS_OF_TWO gl.BlockedLayout([1, 16], [4, 8], [2, 1], [1, 0]);
+    SUMS with instr_shape=[16, 128, 16]; ROWS_OF_ONE gl.BlockedLayout([1, 4], [1, 32], [1, 1], [1, 0]); SCORES with
+    instr_shape=[16, 64, 16]; QUERY_SUMS SCORES; in issue_own_d_query `keys = keys.slice(warpgroup * QUERY_COLUMNS,
+    QUERY_COLUMNS, 1)`, not `d_scores = d_scores.slice(warpgroup * QUERY_ROWS, QUERY_ROWS, 1)`; in consume `REST:
+    gl.constexpr = ADDED_UP - KEPT` and `others = query.slice(KEPT, REST, 1).permute((1, 0))` and `scores =
+    warpgroup_mma(keys.slice(KEPT, REST, 1), others, scores, is_async=True)` and `start = gl.full([KEYS, TILE_QUERY],
+    0.0, gl.float32, SCORES)` and `start -= number_of(tiles.row_sum, iteration)` and `d_weights = warpgroup_mma(values,
+    d_output.permute((1, 0)), start, is_async=True)` and `add_by_tma(d_query, arrays, tiles, iteration - 1, work,
+    warpgroup)` and `add_by_tma(d_query, arrays, tiles, work.a_head - 1, work, warpgroup)`, not `none = gl.full([KEYS,
+    TILE_QUERY], 0.0, gl.float32, SCORES)` and `if iteration > 1:` and `let_tma_add(arrays, tiles, iteration - 2, work,
+    warpgroup)` and `weights = rounded.to(gl.float32)` and `d_weights -= number_of(tiles.row_sum, iteration)` and
+    `tma.store_wait(0)` and `store_for_tma(d_query, tiles, warpgroup)` and `if work.a_head > 1:` and
+    `let_tma_add(arrays, tiles, work.a_head - 2, work, warpgroup)` and `let_tma_add(arrays, tiles, work.a_head - 1,
+    work, warpgroup)`; in gradients `rates = tuple((pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (8, 4)))`;
+    also has add_by_tma with `first_row = iteration * TILE_QUERY` and `first_column = warpgroup * QUERY_COLUMNS` and
+    `corner = [work.batch, work.head, first_row, first_column]`; has no store_for_tma, let_tma_add
+  --dtype bfloat16: in consume `weights = in_bfloat16(rounded)`; in clock `for function, its in [*zip(functions, times)]
+    * rounds:`, not `for _ in range(rounds):` and `for function, its in zip(functions, times):`; also has in_bfloat16
+    with `return gl.inline_asm_elementwise('shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;', '=r,=r,r', ...`
+  --causal: AHEAD 264; SECTION 264; 19 lines of consume; 5 lines of produce; 4 lines of iterations_before; 3 lines of
+    own_share; 11 lines of fmha_backward; 1 lines of pieces_an_iteration; in gradients `cleared = min(lines, max(2, 264
+    // blocks))`; 3 lines of clock; also has add_by_tma; has no store_for_tma, let_tma_add
+  --seq-len-kv 4001: 17 lines of consume; 4 lines of fmha_backward; 3 lines of clock; also has add_by_tma; has no
+    store_for_tma, let_tma_add
 
 Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutorial by
 python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
@@ -54,31 +74,20 @@ import triton
 from torch.nn.functional import scaled_dot_product_attention
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 TILE_QUERY = gl.constexpr(128)
 HEAD_DIM = gl.constexpr(64)
-ROWS = gl.constexpr(
-    gl.BlockedLayout(size_per_thread=[1, 8], threads_per_warp=[4, 8], warps_per_cta=[4, 1], order=[1, 0])
-)
-LINE = gl.constexpr(gl.BlockedLayout(size_per_thread=[4], threads_per_warp=[32], warps_per_cta=[4], order=[0]))
+ROWS_PREPARED = gl.constexpr(16)
 STAGES = gl.constexpr(2)
 TILE_KEY = gl.constexpr(128)
 QUERY_ROWS = gl.constexpr(64)
 QUERY_COLUMNS = gl.constexpr(64)
 WARPGROUPS = gl.constexpr(2)
 WRITERS = gl.constexpr(2)
-SHARING = gl.constexpr(1)
 KEYS = gl.constexpr(64)
-GROUP_SIZE = gl.constexpr(1)
-ROWS_PREPARED = gl.constexpr(16)
 ROWS_SCALED = gl.constexpr(8)
 AWAIT = gl.constexpr(
     "{ .reg .pred wrong; .reg .b32 seen; again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 wrong, seen, $2"
@@ -86,34 +95,25 @@ AWAIT = gl.constexpr(
 )
 AHEAD = gl.constexpr(144)
 KEPT = gl.constexpr(64)
-WORKERS = gl.constexpr([4, 1, 2, 1])
-BUDGETS = gl.constexpr([240, 24, 24, 24])
+ROWS_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+ROWS_OF_TWO = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [2, 1], [1, 0]))
+LINE_OF_TWO = gl.constexpr(gl.BlockedLayout([4], [32], [2], [0]))
+LINE_LAYOUT = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
 SHARED_NUMBERS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32))
 SHARED_SCORES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16))
 SHARED_SUMS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4))
 SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
-ROWS_OF_ONE = gl.constexpr(
-    gl.BlockedLayout(size_per_thread=[1, 4], threads_per_warp=[2, 16], warps_per_cta=[1, 1], order=[1, 0])
-)
-ROWS_OF_TWO = gl.constexpr(
-    gl.BlockedLayout(size_per_thread=[1, 16], threads_per_warp=[8, 4], warps_per_cta=[2, 1], order=[1, 0])
-)
-LINE_OF_TWO = gl.constexpr(gl.BlockedLayout(size_per_thread=[4], threads_per_warp=[32], warps_per_cta=[2], order=[0]))
+ROWS_OF_ONE = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [1, 1], [1, 0]))
 SCORES = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 SHARED_FOURS = gl.constexpr(
     gl.SharedLinearLayout(offset_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 20], [2, 8], [4, 16], [8, 0],
     [16, 0], [32, 0], [0, 32]]),
 )  # fmt: skip
 QUERY_FOURS = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [8, 0], [0, 16], [0, 32]],
-        lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, 64],
-    )
-)
+    gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [8, 0], [0, 16], [0, 32]], lane_bases=[[0, 4], [0, 8], [1, 0],
+    [2, 0], [4, 0]], warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[64, 64]),
+)  # fmt: skip
 QUERY_SUMS = SUMS
 FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2))
 KEY_FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SCORES, k_width=2))
@@ -140,63 +140,6 @@ Barriers = namedtuple("Barriers", "keys_full query_full query_empty d_output_ful
 # What a block computes: its tile of keys, and an iteration for each tile of queries, those of a head together. head:
 # the kv head; where query heads have blocks of their own, the query head. a_head: tiles from there.
 Work = namedtuple("Work", "key_row head kv_head batch heads batches a_head")
-
-
-@gluon.jit
-def prepare_rows(
-    Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, first_row, head, batch, heads, batches, seq_len_q,
-    padded,
-):  # fmt: skip
-    """For a few rows of a head: the log-sum-exp in base 2 and D, the sum of dO O over head_dim."""
-    row = first_row + gl.arange(0, TILE_QUERY, gl.SliceLayout(1, ROWS))
-    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS))
-    there = row < seq_len_q
-    far = gl.minimum(row, seq_len_q - 1).to(gl.int64)  # all may be asked for, and nobody waits to know which are there
-    line = batch.to(gl.int64) * heads + head
-
-    NONE: gl.constexpr = float("-inf")
-    lse_rows = LSE + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
-    lse = gl.load(lse_rows + far * lse_strides[2])
-
-    # --- D ---
-    o_rows = Out + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
-    do_rows = DO + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
-    o_places = o_rows + (far[:, None] * o_strides[2] + column[None, :])
-    do_places = do_rows + (far[:, None] * do_strides[2] + column[None, :])
-    o, do = gl.load(o_places), gl.load(do_places)
-    row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
-    gl.store(Numbers + (batches * heads + line) * padded + row, gl.where(there, row_sum, 0.0))
-
-    # --- log-sum-exp ---
-    gl.store(Numbers + line * padded + row, gl.where(there & (lse > NONE), lse * 1.4426950408889634, float("inf")))
-
-
-@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces", "clearing"])
-def prepare(
-    Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, heads, batches, counts, pieces,
-    clearing, Counts=None,
-):  # fmt: skip
-    """All that is made ready for a tile of queries; and zeros, shared out among the tiles."""
-    # Let the next kernel begin, as soon as blocks of it find room.
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-    i = gl.program_id(0)
-    line = gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
-    prepare_rows(
-        Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, i * TILE_QUERY, line % heads, line // heads, heads,
-        batches, seq_len_q, padded,
-    )  # fmt: skip
-    if line < clearing:
-        # Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time.
-        ELEMENTS: gl.constexpr = TILE_QUERY * HEAD_DIM
-        offset = gl.arange(0, ELEMENTS, LINE)
-        zeros = gl.full([ELEMENTS], 0.0, gl.float32, LINE)
-        gl.store(Sums + (line.to(gl.int64) * padded + (i * TILE_QUERY)) * HEAD_DIM + offset, zeros)
-    programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
-    if Counts is not None:
-        for n in range(line * gl.num_programs(0) + i, counts, programs):
-            gl.store(Counts + n, 0)
 
 
 @gluon.jit
@@ -228,6 +171,14 @@ def let_tma_add(arrays, tiles, iteration, work, warpgroup: gl.constexpr):
 def await_kernels_before():
     """Wait until all kernels before this one have ended, as this one may begin early."""
     gl.inline_asm_elementwise("griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def let_next_begin():
+    """Let the next kernel begin, as soon as blocks of it find room."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit
@@ -275,13 +226,15 @@ def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr):
 
 
 @gluon.jit
-def prepare_rows_2(
+def prepare_rows(
     Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, first_row, head, batch, heads, batches, seq_len_q,
-    padded,
+    padded, by_spare: gl.constexpr,
 ):  # fmt: skip
     """For a few rows of a head: the log-sum-exp in base 2 and D, the sum of dO O over head_dim."""
-    row = first_row + gl.arange(0, ROWS_PREPARED, gl.SliceLayout(1, ROWS_OF_TWO))
-    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_OF_TWO))
+    ROWS: gl.constexpr = ROWS_PREPARED if by_spare else TILE_QUERY
+    LAYOUT: gl.constexpr = ROWS_OF_TWO if by_spare else ROWS_LAYOUT
+    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
     there = row < seq_len_q
     far = gl.minimum(row, seq_len_q - 1).to(gl.int64)  # all may be asked for, and nobody waits to know which are there
     line = batch.to(gl.int64) * heads + head
@@ -304,6 +257,67 @@ def prepare_rows_2(
 
 
 @gluon.jit
+def clear_rows(Sums, first_row, line, padded, by_spare: gl.constexpr):
+    """Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time."""
+    LINE: gl.constexpr = LINE_OF_TWO if by_spare else LINE_LAYOUT
+    ELEMENTS: gl.constexpr = (ROWS_PREPARED if by_spare else TILE_QUERY) * HEAD_DIM
+    offset = gl.arange(0, ELEMENTS, LINE)
+    zeros = gl.full([ELEMENTS], 0.0, gl.float32, LINE)
+    gl.store(Sums + (line.to(gl.int64) * padded + first_row) * HEAD_DIM + offset, zeros)
+
+
+@gluon.jit
+def last_head_first():
+    """Likewise, the last head first. It is what the kernel before has written last, and L2 is likely to hold it; and of
+    what this kernel reads or writes the next one needs the first head's rows first.
+    """
+    return gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces", "clearing"])
+def prepare(
+    Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, heads, batches, counts, pieces,
+    clearing, Counts=None,
+):  # fmt: skip
+    """All that is made ready for a tile of queries; and zeros, shared out among the tiles."""
+    let_next_begin()
+    i = gl.program_id(0)
+    line = last_head_first()
+    prepare_rows(
+        Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, i * TILE_QUERY, line % heads, line // heads, heads,
+        batches, seq_len_q, padded, False,
+    )  # fmt: skip
+    if line < clearing:
+        clear_rows(Sums, i * TILE_QUERY, line, padded, False)
+    programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
+    if Counts is not None:
+        for n in range(line * gl.num_programs(0) + i, counts, programs):
+            gl.store(Counts + n, 0)
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line"])
+def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line):
+    """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on."""
+    await_kernels_before()
+    i = gl.program_id(0)
+    line = (first_line + last_head_first()).to(gl.int64)
+    head, batch = line % heads, line // heads
+    row = i * TILE_QUERY + gl.arange(0, TILE_QUERY, gl.SliceLayout(1, ROWS_LAYOUT))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_LAYOUT))
+    far = row.to(gl.int64)
+    # in odd rows halves of 128 bytes have changed places
+    offset = far[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
+    offset = gl.max_contiguous(gl.multiple_of(offset, [1, 8]), [1, 8])
+    sums = gl.load(Sums + line * padded * HEAD_DIM + offset)
+    sums = sums.reshape([TILE_QUERY, HEAD_DIM // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([TILE_QUERY, HEAD_DIM])
+    sums = gl.convert_layout(sums, ROWS_LAYOUT)
+    rows = DQ + batch * dq_strides[0] + head * dq_strides[1]
+    target = rows + (far[:, None] * dq_strides[2] + column[None, :])
+    there = (row < seq_len_q)[:, None]
+    gl.store(target, (sums * scale).to(DQ.dtype.element_ty), mask=there)
+
+
+@gluon.jit
 def exp2(x):
     """2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
@@ -317,10 +331,9 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
     values = keys_of(tiles.value).slice(warpgroup * KEYS, KEYS, 0)
     d_key = gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, SUMS)
     d_value = gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, SUMS)
-    iterations = GROUP_SIZE * work.a_head
     mbarrier.wait(barriers.keys_full.index(0), 0)
     kept = keys.slice(0, KEPT, 1).load(KEY_FACTOR)
-    for iteration in range(iterations):
+    for iteration in range(work.a_head):
         query, d_output = rows_of(tiles.query, iteration), rows_of(tiles.d_output, iteration)
 
         # --- the weights again, and dV ---
@@ -372,17 +385,17 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         mbarrier.arrive(barriers.query_empty.index(iteration % STAGES), count=1)
 
     # --- dQ of the last iteration ---
-    if iterations > 0:
+    if work.a_head > 0:
         # Ask TMA to add what was stored at the end of the iteration before.
-        if iterations > 1:
-            let_tma_add(arrays, tiles, iterations - 2, work, warpgroup)
-        mbarrier.wait(barriers.d_scores_full.index(iterations + 1 & 1), iterations - 1 >> 1 & 1)
-        d_query = warpgroup_mma_wait(0, deps=[issue_own_d_query(tiles, iterations + 1, warpgroup)])
+        if work.a_head > 1:
+            let_tma_add(arrays, tiles, work.a_head - 2, work, warpgroup)
+        mbarrier.wait(barriers.d_scores_full.index(work.a_head + 1 & 1), work.a_head - 1 >> 1 & 1)
+        d_query = warpgroup_mma_wait(0, deps=[issue_own_d_query(tiles, work.a_head + 1, warpgroup)])
         # Add a warpgroup's dQ [query, head_dim] of an iteration's tile of queries to the sums.
         tma.store_wait(0)
         store_for_tma(d_query, tiles, warpgroup)
         # Ask TMA to add dQ of the last iteration.
-        let_tma_add(arrays, tiles, iterations - 1, work, warpgroup)
+        let_tma_add(arrays, tiles, work.a_head - 1, work, warpgroup)
 
     # --- dK and dV ---
     # Wait until all warpgroups are here.
@@ -431,17 +444,14 @@ def produce(arrays, tiles, barriers, work, aside):
     mbarrier.expect(full, 2 * TILE_KEY * HEAD_DIM * tiles.key.dtype.primitive_bitwidth // 8)
     tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], full, tiles.key)
     tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], full, tiles.value)
-    # Let the next kernel begin, as soon as blocks of it find room.
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
+    let_next_begin()
     await_kernels_before()  # now: no kernel of this call has written keys or values
     # Wait until this block's head is prepared.
     pieces = aside.padded // ROWS_PREPARED
     own = own_line(work)
     if own >= lines_ahead():  # what those before need a kernel has made
         gl.inline_asm_elementwise(AWAIT, "=r,l,r", [aside.counts + own, pieces], dtype=gl.int32, is_pure=False, pack=1)
-    for iteration in range(GROUP_SIZE * work.a_head):
+    for iteration in range(work.a_head):
         line = work.batch * work.heads + work.head
         stage = iteration % STAGES
         used = iteration // STAGES & 1 ^ 1
@@ -484,18 +494,12 @@ def prepare_ahead(work, aside):
     if line < lines:
         first, end = own_share(aside.padded // ROWS_PREPARED, aside.rates[0], work)
         for piece in range(first, end):
-            prepare_rows_2(
+            prepare_rows(
                 aside.output, aside.d_output, aside.lse, aside.numbers, aside.strides[0], aside.strides[1],
                 aside.strides[2], piece * ROWS_PREPARED, line % work.heads, line // work.heads, work.heads,
-                work.batches, aside.seq_len_q, aside.padded,
+                work.batches, aside.seq_len_q, aside.padded, True,
             )  # fmt: skip
-            # Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time.
-            ELEMENTS: gl.constexpr = ROWS_PREPARED * HEAD_DIM
-            offset = gl.arange(0, ELEMENTS, LINE_OF_TWO)
-            zeros = gl.full([ELEMENTS], 0.0, gl.float32, LINE_OF_TWO)
-            gl.store(
-                aside.sums + (line.to(gl.int64) * aside.padded + (piece * ROWS_PREPARED)) * HEAD_DIM + offset, zeros
-            )
+            clear_rows(aside.sums, piece * ROWS_PREPARED, line, aside.padded, True)
         gl.barrier()  # one thread counts for all
         gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
 
@@ -573,10 +577,12 @@ def fmha_backward(
     # The work of this block.
     j, head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     query_tiles = gl.cdiv(seq_len_q, TILE_QUERY)
-    work = Work(j * TILE_KEY, head, head // SHARING, batch, heads, batches, query_tiles)
+    work = Work(j * TILE_KEY, head, head, batch, heads, batches, query_tiles)
     aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded)
 
     # --- who does what; the first warpgroup's warps are those that the block began with ---
+    WORKERS: gl.constexpr = [4, 1, 2, 1]
+    BUDGETS: gl.constexpr = [240, 24, 24, 24]
     gl.warp_specialize(
         [
             (consume, (arrays, tiles, barriers, work, scale, aside, 0)),
@@ -590,35 +596,7 @@ def fmha_backward(
     )
 
 
-@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line"])
-def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line):
-    """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on."""
-    # Wait until all kernels before this one have ended, as this one may begin early.
-    gl.inline_asm_elementwise("griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    i = gl.program_id(0)
-    last_head_first = (
-        gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
-    )
-    line = (first_line + last_head_first).to(gl.int64)
-    head, batch = line % heads, line // heads
-    row = i * TILE_QUERY + gl.arange(0, TILE_QUERY, gl.SliceLayout(1, ROWS))
-    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS))
-    far = row.to(gl.int64)
-    # in odd rows halves of 128 bytes have changed places
-    offset = far[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
-    offset = gl.max_contiguous(gl.multiple_of(offset, [1, 8]), [1, 8])
-    sums = gl.load(Sums + line * padded * HEAD_DIM + offset)
-    sums = sums.reshape([TILE_QUERY, HEAD_DIM // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([TILE_QUERY, HEAD_DIM])
-    sums = gl.convert_layout(sums, ROWS)
-    rows = DQ + batch * dq_strides[0] + head * dq_strides[1]
-    target = rows + (far[:, None] * dq_strides[2] + column[None, :])
-    there = (row < seq_len_q)[:, None]
-    gl.store(target, (sums * scale).to(DQ.dtype.element_ty), mask=there)
-
-
-D = 64  # head_dim
-TILE_Q = 128  # queries of a tile
-TILE_K = 128  # keys of a tile
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
 def expect(holds, name, wanted, came):
@@ -650,27 +628,20 @@ def check_rest(q, o, lse, do):
     """Likewise, of what the forward pass left, and the gradient of its output."""
     check_tensor("o", o, *q.shape)
     check_tensor("do", do, *q.shape)
-    fits = (lse.shape, lse.dtype, lse.device) == (q.shape[:3], torch.float32, q.device)
-    expect(
-        fits,
-        "lse",
-        f"torch.float32 {list(q.shape[:3])} on {q.device}",
-        f"{lse.dtype} {list(lse.shape)} on {lse.device}",
-    )
+    wanted = f"torch.float32 {list(q.shape[:3])} on {q.device}"
+    came = f"{lse.dtype} {list(lse.shape)} on {lse.device}"
+    expect(came == wanted, "lse", wanted, came)
 
 
 def describable(x):
     """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
-    even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
-    fits = even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+    fits = x.data_ptr() % 16 == 0 and x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def describe(x, rows, columns, layout):
     """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
-    # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
-    strides = [stride if length > 1 else D for stride, length in zip(x.stride()[:3], x.shape)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
 def pieces_an_iteration(rows, seq_len_q, seq_len_kv):
@@ -697,38 +668,34 @@ def gradients(q, k, v, o, lse, do, scale=None):
     sums = torch.empty((batch, heads, padded, D), dtype=torch.float32, device=q.device)
     counts = torch.empty(2 * lines, dtype=torch.int32, device=q.device)
 
-    # --- the kernel whose blocks own keys, and small ones in front of it and behind ---
-    strides = (o.stride()[:3], do.stride()[:3], lse.stride())
+    # --- the kernel in front: log-sum-exps and row sums, and zeros for what others count and add up ---
+    strides, sizes = (o.stride()[:3], do.stride()[:3], lse.stride()), (seq_len_q, padded, heads)
     cleared = min(lines, max(2, 144 // blocks))  # heads of which spare warps do not prepare rows
     rows = (tiles, 1, cleared)
-    sizes = (seq_len_q, padded, heads)
-    to_clear = [0, 0, cleared]  # counts, tiles of sums for dK and dV, heads of sums for dQ
-    to_clear[0] = counts.numel()
+    to_clear = (counts.numel(), 0, cleared)  # counts, tiles of sums for dK and dV, heads of sums for dQ
     preparing = (o, do, lse, numbers, sums, *strides, *sizes, batch, *to_clear, counts)
-    arguments = (
-        describe(q, TILE_Q, D, SHARED.value),
-        describe(k, TILE_K, D, SHARED.value),
-        describe(v, TILE_K, D, SHARED.value),
-        describe(do, TILE_Q, D, SHARED.value),
-        TensorDescriptor(numbers, list(numbers.shape), [padded, 1], [1, TILE_Q], SHARED_NUMBERS.value),
-        describe(sums, 64, 64, SHARED_SUMS.value),
-        *(describe(x, TILE_K, D, SHARED.value) for x in (dk, dv)),
-        *(scale / math.log(2), seq_len_q, seq_len_kv, heads, batch, padded),
-        counts,
-        *(sums, dq),
-        *(numbers, o, do, lse, (*strides, dq.stride()[:3])),
-        tuple(pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (16, 8)),
-    )
-    how = {"enable_fp_fusion": True}
-    early = {**how, "launch_pdl": True}  # it may begin before the kernel in front of it has ended
+
+    # --- the kernel whose blocks own keys ---
+    query_box, key_box = (TILE_Q, D, SHARED.value), (TILE_K, D, SHARED.value)
+    given = describe(q, *query_box), describe(k, *key_box), describe(v, *key_box), describe(do, *query_box)
+    of_rows = TensorDescriptor(numbers, list(numbers.shape), [padded, 1], [1, TILE_Q], SHARED_NUMBERS.value)
+    added = describe(sums, 64, 64, SHARED_SUMS.value)
+    into = describe(dk, *key_box), describe(dv, *key_box)
+    lengths = (seq_len_q, seq_len_kv, heads, batch, padded)
+    arguments = (*given, of_rows, added, *into, scale / math.log(2), *lengths)  # the kernel's scale is in base 2
+    arguments += (counts,)
+    rates = tuple(pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (16, 8))
+    arguments += (sums, dq, numbers, o, do, lse, (*strides, dq.stride()[:3]), rates)  # for spare warps
+
+    # --- the kernel behind: dQ's sums, scaled and rounded ---
+    first_line = lines - cleared  # heads in front of it were scaled by spare warps
+    scaling = (sums, dq, dq.stride()[:3], scale, *sizes, first_line)
+    how = {"enable_fp_fusion": True, "launch_pdl": True}  # it may begin before the kernel in front of it has ended
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
         triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
-        prepare[rows](*preparing, num_warps=4, **how)
-        own = (blocks, kv_heads, batch)
-        fmha_backward[own](*arguments, num_warps=4, **early)
-        first_line = lines - cleared  # heads in front of it were scaled by spare warps
-        scaling = (sums, dq, dq.stride()[:3], scale, *sizes, first_line)
-        scaled[rows](*scaling, num_warps=4, **early)
+        prepare[rows](*preparing, num_warps=4, enable_fp_fusion=True)
+        fmha_backward[(blocks, kv_heads, batch)](*arguments, num_warps=4, **how)
+        scaled[rows](*scaling, num_warps=4, **how)
     return dq, dk, dv
 
 
@@ -753,16 +720,15 @@ def exact(q, k, v, do):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

@@ -7,23 +7,35 @@ launch is chosen for the problem at the end of this file. Tensors are [batch, he
 autograd. It needs PyTorch and Triton 3.9.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there. tcgen05 arrives when a product
-is complete.
+is complete. Both CTAs of a cluster share key_full, query_full, value_full: there Triton doubles the arrivals that the
+kernel asks for, as each CTA arrives, and only CTA 0 waits. At the cluster barrier all warps of both wait for each
+other; the first time is behind the initialization of barriers, where the compiler puts it.
 
-barrier      slots  arrivals  who arrives                                  who waits, for which parity first
-key_full     2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
-output_full  1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
-query_full   1      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
-scores_full  1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
-value_full   2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
+barrier          slots  arrivals  who arrives                                  who waits, for which parity first
+key_full         2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
+output_full      1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
+query_full       1      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
+scores_full      1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
+value_full       2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
+cluster barrier                   all warps of CTA 0, all warps of CTA 1       all warps of CTA 0, all warps of CTA 1
 
-Bytes of shared memory: query 32,768, key 32,768, value 32,768, barriers 56; together 98,360.
+Bytes of shared memory of each CTA: query 32,768, key 32,768, value 32,768, barriers 56; together 98,360.
+Columns of tensor memory of each CTA: scores 128, output 128, weights 64; together 320.
 
-For other problems `python -m steps.export two_cta_mma` writes other programs. This one would have, with
-  --head-dim 64: HEAD_DIM 64; other layouts SHARED_VALUE, SUMS; boxes of Q [256, 64]; boxes of K and V [128, 64]; other
-    statements in to_panels and elsewhere
-  --dtype bfloat16: the same kernel, and other checks
-  --causal: other statements in work_together and elsewhere
-  --seq-len-kv 4001: other statements in work_together and elsewhere
+For other problems `python -m steps.export two_cta_mma` writes other programs. They differ as follows. A quoted
+statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+  --head-dim 64: HEAD_DIM 64; SHARED_VALUE with swizzle_byte_width=64; SUMS blackwell.TensorMemoryLayout(block=(128,
+    64), col_stride=1, cga_layout=[[1, 0]], two_ctas=True); in to_panels `some = output.slice(0, AT_ONCE_2).load(OUTPUT)
+    * factor` and `panels.index(0).reshape([ROWS, AT_ONCE_2]).store(some.to(panels.dtype))`, not `for n in
+    gl.static_range(HEAD_DIM // AT_ONCE_2):` and `panels.index(n).reshape([ROWS,
+    AT_ONCE_2]).store(some.to(panels.dtype))`; in work_together `at = [query_tile.batch, head, query_tile.row, 0]` and
+    `tma.async_store(arrays.output, at, panels.index(0))`, not `for n_2 in gl.static_range(PANELS[0]):` and `at_2 =
+    [query_tile.batch, head, query_tile.row, n_2 * AT_ONCE_2]` and `tma.async_store(arrays.output, at_2,
+    panels.index(n_2))`; in attention `queries = describe(q, 256, 64, SHARED.value)` and `keys = describe(k, TILE_K, 64,
+    SHARED.value)` and `values = describe(v, TILE_K, 64, SHARED_VALUE.value)`
+  --dtype bfloat16: the same kernel and launch
+  --causal: 7 lines of work_together; also has hide
+  --seq-len-kv 4001: 5 lines of work_together; also has hide
 
 Made from step 604 two_cta_mma (2-CTA MMA) of the FMHA tutorial by
 python -m steps.export two_cta_mma --head-dim 128 --seq-len 4096 --dtype float16 --no-causal
@@ -52,7 +64,6 @@ TILE_KEY = gl.constexpr(128)
 PRODUCTS = gl.constexpr(1)
 LEAST = gl.constexpr(-3.4028234663852886e38)
 TILE_QUERY = gl.constexpr(256)
-GROUP_SIZE = gl.constexpr(1)
 AT_ONCE_2 = gl.constexpr(64)
 SHARED = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4, cga_layout=[[0, 0, 1, 0]])
@@ -70,14 +81,9 @@ ACCUMULATOR = gl.constexpr(
 )  # fmt: skip
 WEIGHTS = ACCUMULATOR
 OUTPUT = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32]],
-        lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]],
-        warp_bases=[[32, 0], [64, 0]],
-        block_bases=[[128, 0]],
-        shape=[256, 64],
-    )
-)
+    gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32]], lane_bases=[[1, 0], [2, 0],
+    [4, 0], [8, 0], [16, 0]], warp_bases=[[32, 0], [64, 0]], block_bases=[[128, 0]], shape=[256, 64]),
+)  # fmt: skip
 
 # Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
@@ -216,7 +222,7 @@ def work_together(arrays, tiles, columns, barriers, work, scale):
     # (head, batch) and index of a tile of queries in its head, from the tile's number.
     head = n // work.tiles_a_head
     head, batch, i = head % work.heads, head // work.heads, n % work.tiles_a_head
-    query_tile = QueryTile(i * TILE_QUERY, head // GROUP_SIZE, batch, work.seq_len_kv)
+    query_tile = QueryTile(i * TILE_QUERY, head, batch, work.seq_len_kv)
     # (whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do.
     whole = query_tile.seq_len_kv // TILE_KEY
     end = gl.cdiv(query_tile.seq_len_kv, TILE_KEY)
@@ -302,9 +308,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     work_together(arrays, tiles, columns, barriers, work, scale)
 
 
-D = 128  # head_dim
-TILE_Q = 256  # queries of a tile
-TILE_K = 128  # keys of a tile
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
 def expect(holds, name, wanted, came):
@@ -334,16 +338,13 @@ def check(q, k, v):
 
 def describable(x):
     """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
-    even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
-    fits = even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+    fits = x.data_ptr() % 16 == 0 and x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def describe(x, rows, columns, layout):
     """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
-    # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
-    strides = [stride if length > 1 else D for stride, length in zip(x.stride()[:3], x.shape)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
 def attention(q, k, v, scale=None):
@@ -356,13 +357,12 @@ def attention(q, k, v, scale=None):
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = tiles * lines
     order = starts = torch.empty(1, dtype=torch.int32, device=q.device)  # nobody reads them
-    arguments = (
-        describe(q, 256, 128, SHARED.value),
-        describe(k, TILE_K, 128, SHARED.value),
-        describe(v, TILE_K, 128, SHARED_VALUE.value),
-        describe(o, 256, 64, SHARED.value),
-        *(order, starts, scale / math.log(2), k.shape[2], q.shape[1], tiles),  # the kernel's scale is in base 2
-    )
+    queries = describe(q, 256, 128, SHARED.value)
+    keys = describe(k, TILE_K, 128, SHARED.value)
+    values = describe(v, TILE_K, 128, SHARED_VALUE.value)
+    output = describe(o, 256, 64, SHARED.value)
+    numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
+    arguments = (queries, keys, values, output, order, starts, *numbers)
     with torch.cuda.device(q.device):
         fmha[(blocks, 1, 1)](*arguments, num_warps=4, num_ctas=2, enable_fp_fusion=True)
     return o
@@ -381,16 +381,15 @@ def exact(q, k, v):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

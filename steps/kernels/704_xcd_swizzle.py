@@ -6,11 +6,13 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
 
-For other problems `python -m steps.export xcd_swizzle` writes other programs. This one would have, with
-  --head-dim 64: HEAD_DIM 64; other layouts SHARED, COPY
-  --dtype bfloat16: the same kernel, and other checks
-  --no-causal: other statements in fmha and elsewhere
-  --seq-len-kv 4001: other statements in fetch, load_queries, offsets and elsewhere
+For other problems `python -m steps.export xcd_swizzle` writes other programs. They differ as follows. A quoted
+statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+  --head-dim 64: HEAD_DIM 64; SHARED with per_phase=2, max_phase=8; COPY gl.BlockedLayout([1, 8], [8, 8], [8, 1], [1,
+    0])
+  --dtype bfloat16: the same kernel and launch
+  --no-causal: 9 lines of fmha
+  --seq-len-kv 4001: 1 lines of offsets; 2 lines of load_queries; 1 lines of fetch; 1 lines of fmha
 
 Made from step 704 xcd_swizzle (XCD swizzle) of the FMHA tutorial by
 python -m steps.export xcd_swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -30,7 +32,6 @@ from triton.experimental.gluon.language import amd
 from triton.experimental.gluon.language.amd import cdna3
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
-GROUP_SIZE = gl.constexpr(1)
 TILES = gl.constexpr(3)
 TILE_KEY = gl.constexpr(64)
 HEAD_DIM = gl.constexpr(128)
@@ -42,9 +43,7 @@ ACCUMULATOR = gl.constexpr(
     amd.AMDMFMALayout(version=4, instr_shape=[32, 32, 16], transposed=True, warps_per_cta=[8, 1])
 )
 SHARED = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=16, order=[1, 0]))
-COPY = gl.constexpr(
-    gl.BlockedLayout(size_per_thread=[1, 8], threads_per_warp=[4, 16], warps_per_cta=[8, 1], order=[1, 0])
-)
+COPY = gl.constexpr(gl.BlockedLayout([1, 8], [4, 16], [8, 1], [1, 0]))
 LEFT = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=8))
 RIGHT = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=ACCUMULATOR, k_width=8))
 
@@ -113,8 +112,8 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     batch = gl.program_id(2)
     heads = gl.num_programs(0)
     Q = to_head(Q, q_strides, head, batch)
-    K = to_head(K, k_strides, head // GROUP_SIZE, batch)
-    V = to_head(V, v_strides, head // GROUP_SIZE, batch)
+    K = to_head(K, k_strides, head, batch)
+    V = to_head(V, v_strides, head, batch)
     Out = to_head(Out, o_strides, head, batch)
     k_stride = k_strides[2]
     v_stride = v_strides[2]
@@ -156,7 +155,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                 fetch(values.index((j + AHEAD) % TILES), V, v_stride, later, seq_len_kv)
                 async_copy.commit_group()
                 if masked:
-                    # Scores [query, key] with minus infinity where a query must not see a key, or the key is padding.
+                    # Scores [query, key] with minus infinity where a query must not see a key.
                     query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
                     key = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
                     scores = gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
@@ -179,9 +178,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     store_rows(Out, o, o_strides[2], o_strides[3], first_query, seq_len_q)
 
 
-D = 128  # head_dim
-TILE_Q = 256  # queries of a tile
-TILE_K = 64  # keys of a tile
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
 def expect(holds, name, wanted, came):
@@ -248,16 +245,15 @@ def exact(q, k, v):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

@@ -6,11 +6,21 @@ Compiled in: head_dim 128, bfloat16, a causal mask, 8 query heads for each head 
 heads and lengths may be others, as far as the checks say; the launch is chosen for the problem at the end of this file.
 There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export paged` writes other programs. This one would have, with
-  --head-dim 64: TILE_KEY 128; HEAD_DIM 64; other statements in load_key_from_pages, load_value_from_pages and elsewhere
-  --dtype float16: the same kernel, and other checks
-  --no-causal: the same kernel
-  --seq-len-kv 4001: the same kernel
+For other problems `python -m steps.export paged` writes other programs. They differ as follows. A quoted statement is
+new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+  --head-dim 64: TILE_KEY 128; HEAD_DIM 64; in load_key_from_pages `return ct.permute(from_small_pages(K, batch,
+    kv_head, j, LATENCY_KEY), (1, 0))`, not `Pages, Table, _ = K` and `tiles_a_page = PAGE_SIZE // TILE_KEY` and
+    `number, within = (ct.load(Table, (batch, j // tiles_a_page), ()), j % tiles_a_page)` and `shape = (1, 1, HEAD_DIM,
+    TILE_KEY)` and `k = ct.load(Pages, (number, kv_head, 0, within), shape, order=(0, 2, 3, 1), latency=LATENCY_KEY)`
+    and `return ct.reshape(k, (HEAD_DIM, TILE_KEY))`; in fmha_decode `v = from_small_pages((V, Table, last), batch,
+    kv_head, j, LATENCY_VALUE)`; also has small_page with `number = ct.load(Table, (batch, min(n, last)), ())` and `x =
+    ct.load(Pages, (number, 0, kv_head, 0), (1, PAGE_SIZE, 1, HEAD_DIM), latency=latency)` and `return ct.reshape(x,
+    (PAGE_SIZE, HEAD_DIM))`; also has from_small_pages with `Pages, Table, last = source` and `n = 2 * j` and `first =
+    small_page(Pages, Table, batch, n, last, kv_head, latency)` and `return ct.cat((first, small_page(Pages, Table,
+    batch, n + 1, last, kv_head, latency)), 0)`; has no load_value_from_pages
+  --dtype float16: the same kernel and launch
+  --no-causal: the same kernel and launch
+  --seq-len-kv 4001: the same kernel and launch
 
 Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
 python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal
@@ -30,14 +40,14 @@ TILE_KEY = 64
 PAGE_SIZE = 64
 MEMBERS = 8
 QUERIES = 2
-HEAD_DIM = 128
-TILE_QUERY = 16
-LN2 = math.log(2)
 LEAST = -3.4028234663852886e38
+HEAD_DIM = 128
+AT_ONCE = 4
+TILE_QUERY = 16
+LN2 = 0.6931471805599453
 LATENCY_KEY = 8
 LATENCY_VALUE = 8
-INVERSE_LN2 = 1 / math.log(2)
-AT_ONCE = 4
+INVERSE_LN2 = 1.4426950408889634
 
 
 def load_key_from_pages(K, batch, kv_head, j):
@@ -237,16 +247,15 @@ def pytorch(q, k_pages, v_pages, table, lengths):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

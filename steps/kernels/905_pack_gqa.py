@@ -6,11 +6,16 @@ Compiled in: head_dim 128, bfloat16, no mask, 8 query heads for each head of key
 may be others, as far as the checks say; the launch is chosen for the problem at the end of this file. Tensors are
 [batch, heads, length, head_dim]. There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export pack_gqa` writes other programs. This one would have, with
+For other problems `python -m steps.export pack_gqa` writes other programs. They differ as follows. A quoted statement
+is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
   --head-dim 64: HEAD_DIM 64
-  --dtype float16: the same kernel, and other checks
-  --causal: other statements in fmha, load_key_transposed and elsewhere
-  --seq-len-kv 4001: other statements in load_key_transposed and elsewhere
+  --dtype float16: the same kernel and launch
+  --causal: MASK_LOOP_LATENCY_KEY 4; MASK_LOOP_LATENCY_VALUE 8; NARROW_KEY 64; 3 lines of load_key_transposed; 32 lines
+    of fmha; in attention `order, starts = deal(lines, q.shape[2], k.shape[2], blocks, q.device)` and `arguments =
+    (*by_group, scale, order, starts)`; also has tiles_to_visit; also has product; also has absorb; also has
+    deal_in_sections; also has deal
+  --seq-len-kv 4001: MASK_LOOP_LATENCY_KEY 4; MASK_LOOP_LATENCY_VALUE 8; NARROW_KEY 64; 3 lines of load_key_transposed;
+    21 lines of fmha; also has tiles_to_visit; also has product; also has absorb
 
 Made from step 905 pack_gqa (A group in a tile) of the FMHA tutorial by
 python -m steps.export pack_gqa --head-dim 128 --seq-len 16 --seq-len-kv 8192 --dtype bfloat16 --no-causal
@@ -27,13 +32,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 ROWS = 16
-GROUP_SIZE = 1
 TOGETHER = 8
 HEAD_DIM = 128
 TILE_QUERY = 128
 LEAST = -3.4028234663852886e38
 TILE_KEY = 128
-INVERSE_LN2 = 1 / math.log(2)
+INVERSE_LN2 = 1.4426950408889634
 
 
 def softmax_exp2(scores, row_max, scale):
@@ -67,7 +71,6 @@ def fmha(Q, K, V, Out, scale):
         head = n // tiles_a_head
         i, head, batch = n % tiles_a_head, head % heads, head // heads
         # Attention of one tile of queries to all keys that it sees.
-        kv_head = head // GROUP_SIZE
         seq_len_kv = K.shape[2]
         # The i-th tile of queries [query, head_dim].
         shape = (1, 1, TOGETHER, ROWS, HEAD_DIM)
@@ -82,7 +85,7 @@ def fmha(Q, K, V, Out, scale):
 
         for j in range(end):
             # QK product: scores [query, key].
-            k = load_key_transposed(K, batch, kv_head, j)  # [head_dim, key]
+            k = load_key_transposed(K, batch, head, j)  # [head_dim, key]
             scores = ct.mma(q, k, ct.zeros((TILE_QUERY, TILE_KEY), ct.float32))
             # Online softmax and PV product: maxima, sums and output with one more tile of keys.
             weights, correction, row_max = softmax_exp2(scores, row_max, scale)  # [query, key], [query, 1], [query, 1]
@@ -91,7 +94,7 @@ def fmha(Q, K, V, Out, scale):
             accumulator = accumulator * correction
 
             # The j-th tile of values, with zeros past their end: the weights there are zero, but 0 * NaN is not.
-            v = ct.load(V, (batch, kv_head, j, 0), (1, 1, TILE_KEY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
+            v = ct.load(V, (batch, head, j, 0), (1, 1, TILE_KEY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
             v = ct.reshape(v, (TILE_KEY, HEAD_DIM))
             accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)
         # Normalise and store; rows past the end are dropped.
@@ -166,16 +169,15 @@ def exact(q, k, v):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

@@ -13,7 +13,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 
@@ -25,9 +24,10 @@ from steps.measuring.bench import Bench, input_sets
 from tutorial_lib import timing
 from tutorial_lib.counters import CountersError, find_ncu, read_counters, together
 from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions, gpu_turn
+from tutorial_lib.needs import is_missing, lacking
 from tutorial_lib.passes import Pass, pass_of
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Ceiling, Exchange, Measurement, Round, Run, Speedup, Sustained, speedup_of
+from tutorial_lib.results import Ceiling, Exchange, Measurement, Round, Run, Speedup, Sustained, now, speedup_of
 from tutorial_lib.samples import cycles_of, ghz_of, latency_of, median_of, sustained_of
 from tutorial_lib.worker import Inline, Worker, WorkerFailure
 
@@ -266,7 +266,8 @@ def _as_compiled(
     What then goes wrong is told in each step's own turn.
     """
     kernels = [c for c in contenders if c.step.backend not in ("torch", "peer")]
-    kernels = [c for c in kernels if c.step.unsupported(problem, arch) is None] if settings.isolated else []
+    able = settings.isolated and not is_missing("triton")
+    kernels = [c for c in kernels if c.step.unsupported(problem, arch) is None] if able else []
     try:
         names = (
             worker.call("not_compiled", [c.step for c in kernels], arch, timeout=settings.timeout) if kernels else ()
@@ -295,6 +296,9 @@ def _qualify(
 ) -> list[str]:
     """Find out whether a step can run and is right, and what its compiler makes of it; returns notes."""
     step, notes = contender.step, []
+    if reason := lacking(step.package):  # what stands in for it cannot be sent to another process
+        contender.reason = reason
+        return notes
     arch = step.made_for if settings.device == "cpu" else arch
 
     def call(method: str, *args):
@@ -322,7 +326,7 @@ def _qualify(
                 if reason := _unsteady(step, contender.repeat_difference):
                     contender.fail(reason)
                     return notes
-        if step.backend not in ("torch", "peer"):
+        if step.backend not in ("torch", "peer") and not (runs and is_missing("triton")):  # cuobjdump is part of it
             progress.doing(f"compiling {step.label} for {arch}")
             try:
                 contender.resources = call("compile", step, arch)
@@ -474,7 +478,7 @@ def _summarise(
     steps = [c.step for c in contenders]
     run = Run(
         direction=kind.name,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        date=now(),
         machine=machine,
         versions=describe_versions(),
         settings={

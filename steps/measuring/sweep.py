@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 
 from steps.core.step import target_of
@@ -20,6 +19,7 @@ from tutorial_lib.hardware import describe_versions, gpu_turn
 from tutorial_lib.passes import BACKWARD, FORWARD
 from tutorial_lib.problem import Problem
 from tutorial_lib.records import BASELINE, FRONT_DOOR, Swept
+from tutorial_lib.results import now
 from tutorial_lib.worker import Worker, WorkerFailure
 
 WANTED = (FRONT_DOOR, BASELINE)  # of every problem: the one is compared with the other
@@ -290,7 +290,7 @@ def time_problem(
         family=drawn.family,
         model=drawn.model,
         seed=seed,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        date=now(),
         versions=describe_versions(),
         steps=[step.name for step in steps],
         milliseconds={name: [ms for ms, _ in samples] for name, samples in found.items()},

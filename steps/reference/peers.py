@@ -15,6 +15,8 @@ from steps.core.paged import TorchPaged
 from steps.core.step import TorchStep
 from steps.reference.autograd import AutogradGradients
 from steps.reference.step001_naive import quadratic_bytes
+from tutorial_lib.architectures import ARCHITECTURES
+from tutorial_lib.compiler import CUTILE_ARCHITECTURES
 from tutorial_lib.packing import as_batch, as_packed
 from tutorial_lib.reference import sdpa_masked
 
@@ -23,10 +25,12 @@ from tutorial_lib.reference import sdpa_masked
 class _Elsewhere:
     """What somebody else's code needs. requires: the module; top_left: causal also where the lengths differ.
 
+    architectures: the only ones that it is made for; none: not known here, and it says so itself when it is called.
     counted: as ``Step`` has it, and empty where no counters are read.
     """
 
     requires: str | None = None
+    architectures: tuple[str, ...] = ()
     install: str = ""
     top_left: bool = True
     counted: str = ""
@@ -36,6 +40,8 @@ class _Elsewhere:
             return "peers are timed on a GPU only"
         if reason := super().unsupported(problem, target):
             return reason
+        if self.architectures and target not in self.architectures:
+            return f"made for {', '.join(self.architectures)}, not for {target}"
         if self.requires and not _installed(self.requires):
             return f"not installed ({self.install})"
         unequal = any(queries != keys for queries, keys in problem.pairs_of_lengths)
@@ -219,6 +225,7 @@ PEERS = (
         title="SDPA, cuDNN",
         change="cuDNN's fused attention.",
         function=sdpa_cudnn,
+        architectures=CUTILE_ARCHITECTURES,  # by PyTorch 2.15: sm_80 to sm_121
         takes=MASKS,
         keeps_mask=True,
     ),
@@ -227,6 +234,7 @@ PEERS = (
         title="SDPA, FlashAttention",
         change="FlashAttention-2 in PyTorch.",
         function=sdpa_flash,
+        architectures=tuple(ARCHITECTURES),
         takes=("lengths",),
     ),
     Peer(
@@ -266,6 +274,7 @@ PEERS = (
         title="FlashAttention-3",
         change="FlashAttention-3, which is made for Hopper alone.",
         function=flash_attn_3,
+        architectures=("sm_90",),
         takes=("window", "softcap"),
         requires="flash_attn_interface",
         install="pip install tokenspeed-fa3",
@@ -312,6 +321,7 @@ def peers_of(direction: str) -> tuple:
             change=f"The backward pass of: {peer.change}",
             function=peer.function,
             requires=peer.requires,
+            architectures=peer.architectures,
             install=peer.install,
             top_left=peer.top_left,
             counted=LARGE_KERNELS.get(peer.name, ""),

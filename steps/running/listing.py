@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tutorial_lib.architectures import AMD_GPUS, REFERENCE_GPUS
+from tutorial_lib.needs import is_missing
 
 EVERY, SINCE_AMPERE, SEVERAL = "any GPU", "NVIDIA since Ampere", "several GPUs, or processes on a CPU"
 
@@ -16,6 +17,8 @@ def gpus_of(step) -> str:
     """
     if step.several:
         return SEVERAL
+    if is_missing(step.package):
+        return f"Here without {step.package}, none"
     known = {**REFERENCE_GPUS, **AMD_GPUS}
     able = [arch for arch in known if step.unsupported(step.default_problem, arch) is None]
     if len(able) == len(known):

@@ -11,32 +11,30 @@ from tutorial_lib.passes import PASSES
 from tutorial_lib.results import Measurement, Run
 
 
-def show_run(console, run: Run, recorded: Run | None, asked: Sequence[str] = ()) -> None:
+def show_run(console, run: Run, recorded: Run | None) -> None:
     """The table of one run, what stands below it, and one sentence on what was learned.
 
     A terminal is shown the columns that fit; whatever else takes the text gets all of them. recorded: a run of the same
-    problem with timings, where this one has none. asked: keys of ``columns.COLUMNS``, in place of the usual ones.
+    problem with timings, where this one has none.
     """
     room = console.width if console.is_terminal else None
     told = f"\n{tables.subject(run)}, step by step: {tables.provenance(run)}"
     console.print(told, style="bold", soft_wrap=room is None)
-    wanted = columns.chosen(run, recorded, asked, whole=room is None)
-    there = [m for m in run.everybody if m.status != "skipped"]
-    both = recorded is not None and any(c.whose == "timing" for c in wanted)
-    marked = wanted
-    if both:  # what is recorded stands behind what was found here
-        mine = [c for c in wanted if c.whose == "run"]
-        marked = mine + [replace(c, header=f"recorded\n{c.header}") for c in wanted if c.whose == "timing"]
-    if both and room is not None and columns.width(marked, there) > room:
-        left_out = _show(console, run, [c for c in wanted if c.whose == "run"], room, asked)
-        console.print(f"\nRecorded, not measured here: {tables.origin(recorded)}", style="bold")
-        left_out += _show(
-            console, run, [c for c in wanted if c.rank == 0 or c.whose == "timing"], room, asked, recorded
-        )
-    else:
-        left_out = _show(console, run, marked, room, asked, recorded if both else None)
-    if left_out:
-        console.print(f"No room in {room} characters for: {', '.join(dict.fromkeys(left_out))}.")
+    wanted = columns.chosen(run, recorded, whole=room is None)
+    mine, timings = [c for c in wanted if not c.timing], [c for c in wanted if c.timing]
+    parts = [(wanted, None)]
+    if recorded is not None and timings:  # what is recorded stands behind what was found here, or below it
+        marked = mine + [replace(c, header=f"recorded\n{c.header}") for c in timings]
+        parts = [(marked, recorded)]
+        if room is not None and columns.width(console, columns.drawn(run, marked, recorded)) > room:
+            parts = [(mine, None), ([*(c for c in mine if c.rank == 0), *timings], recorded)]
+    for number, (part, source) in enumerate(parts):
+        if number:
+            console.print(f"\nRecorded, not measured here: {tables.origin(recorded)}", style="bold")
+        table = columns.fitting(console, run, part, source)
+        usual, console.width = console.width, max(console.width, columns.width(console, table))  # a file has room
+        console.print(table)
+        console.width = usual
     for line in not_run(run.everybody):
         console.print(line, soft_wrap=room is None, markup=False)  # what failed may say "[/tmp]"
     if run.ceiling:
@@ -45,8 +43,7 @@ def show_run(console, run: Run, recorded: Run | None, asked: Sequence[str] = ())
         _show_sustained(console, run)
     for note in run.told:
         console.print(f"Note: {note}", soft_wrap=room is None, markup=False)
-    keys = {c.key for c in wanted}
-    if not run.timed and run.ranks == 1 and keys & {"regs", "spills", "loop"}:
+    if not run.timed and run.ranks == 1 and {c.key for c in wanted} & {"regs", "spills", "loop"}:
         words = "regs, spills: a thread's registers, instructions that spill them. hot loop: instructions a K/V tile."
         console.print(words, soft_wrap=room is None)
     if recorded:
@@ -54,22 +51,6 @@ def show_run(console, run: Run, recorded: Run | None, asked: Sequence[str] = ())
     elif not run.timed:
         console.print("Nothing was timed here, and no timing of this problem is recorded.", soft_wrap=room is None)
     console.print(learned(run, recorded), style="bold", soft_wrap=room is None)
-
-
-def _show(
-    console, run: Run, wanted: list, room: int | None, asked: Sequence[str], recorded: Run | None = None
-) -> tuple[str, ...]:
-    """Print one table; returns the keys of what was asked for and has no room. recorded: where its timings are from."""
-    from rich.text import Text
-
-    layout = columns.lay_out(run, wanted, room, recorded, asked=bool(asked))
-    head, body = layout.lines(broken=room is not None)
-    for line in head:
-        console.print(Text(line, style="bold"), soft_wrap=True)
-    for m, line in body:
-        style = "bold green" if m.name == layout.fastest else "red" if m.status == "failed" else ""
-        console.print(Text(line, style=style), soft_wrap=True)
-    return layout.left_out
 
 
 def _show_sustained(console, run: Run) -> None:

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from steps.measuring.measure import Settings, measure
     from steps.run import select_peers
     from tutorial_lib.files import write_whole
-    from tutorial_lib.hardware import has_gpu
+    from tutorial_lib.hardware import why_no_gpu
     from tutorial_lib.results import as_json
 
     try:
@@ -50,8 +50,8 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise BadRequest(f"argument --problems: {error}") from None
     check_writable("--output-dir", options.output_dir)
-    if not has_gpu():
-        raise BadRequest("trials are timed, and PyTorch finds no CUDA GPU here: summary.ipynb shows what is recorded")
+    if why := why_no_gpu():
+        raise BadRequest(f"trials are timed, and {why}: summary.ipynb shows what is recorded")
     console = make_console()
     failed = False
     for trial in chosen:

@@ -8,12 +8,8 @@ fetched less: blocks in a cluster that share what TMA brings, say.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.trials.trial import Trial
-from steps.writing.functions import with_functions
 
 FETCH_SELDOM = """
 def fetch_seldom(arrays, tiles, barriers, kv_head, batch, row, iteration):
@@ -32,19 +28,15 @@ def fetch_seldom(arrays, tiles, barriers, kv_head, batch, row, iteration):
 """
 
 
-@dataclass(frozen=True)
-class FetchedSeldom(Trial):
-    """The value: of a hundred tiles, how many TMA fetches. The first of each slot always are: memory holds no chance
+def functions(value: float) -> dict[str, str]:
+    """value: of a hundred tiles, how many TMA fetches. The first of each slot always are: memory holds no chance
     numbers then, on which power depends.
     """
-
-    def version(self, value, problem, **named):
-        every = round(100 / value)
-        functions = {"fetch_key_and_value": FETCH_SELDOM.format(every=every)} if every > 1 else {}
-        return with_functions(get_step(self.base), problem, functions, **named)
+    every = round(100 / value)
+    return {"fetch_key_and_value": FETCH_SELDOM.format(every=every)} if every > 1 else {}
 
 
-TRIAL = FetchedSeldom(
+TRIAL = Trial(
     name="fetched_seldom",
     question="How fast would step pv_wait_after_max be, and how much energy would it save, if it fetched fewer keys?",
     base="pv_wait_after_max",
@@ -52,4 +44,5 @@ TRIAL = FetchedSeldom(
     problems=(standard(head_dim=64), HEADLINE, FULL, standard(16384)),
     axis="tiles of keys and values that are fetched, %",
     right=False,
+    functions=functions,
 )

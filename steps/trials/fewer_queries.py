@@ -30,21 +30,18 @@ class WithFewer(HopperGradients):
         return ()
 
 
-@dataclass(frozen=True)
-class FewerQueries(Trial):
-    """Values come in pairs: a step's name, and the same with the number of queries behind it."""
-
-    def version(self, value, problem, **named):
-        step = get_step(value.removesuffix(BEHIND))
-        if value.endswith(BEHIND):
-            return WithFewer(**{field.name: getattr(step, field.name) for field in fields(step)} | named)
-        return replace(step, **named)
+def made(value: str, problem) -> HopperGradients:
+    """value: a step's name, or the same with the number of queries behind it."""
+    step = get_step(value.removesuffix(BEHIND))
+    its = {field.name: getattr(step, field.name) for field in fields(step)}
+    return WithFewer(**its) if value.endswith(BEHIND) else step
 
 
-TRIAL = FewerQueries(
+TRIAL = Trial(
     name="fewer_queries",
     question="Would a tile of 64 queries, which needs fewer registers, be faster at head_dim 64?",
     base="decoupled_warpgroups",
     values=("decoupled_warpgroups", f"decoupled_warpgroups{BEHIND}", "newest_first", f"newest_first{BEHIND}"),
     problems=(standard(head_dim=64, causal=True), standard(head_dim=64)),
+    made=made,
 )

@@ -7,12 +7,8 @@ them at head_dim 128, and save a third of what the QK product reads from shared 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.trials.trial import Trial
-from steps.writing.functions import with_functions
 
 HELD = """
 def held(query):
@@ -20,19 +16,12 @@ def held(query):
 """
 
 
-@dataclass(frozen=True)
-class HeldQuery(Trial):
-    """The first product for a tile of queries still reads them from shared memory: it is begun before they are held."""
-
-    def version(self, value, problem, **named):
-        functions = {"left_in_shared": HELD} if value == "on" else {}
-        return with_functions(get_step(self.base), problem, functions, **named)
-
-
-TRIAL = HeldQuery(
+# The first product for a tile of queries still reads them from shared memory: it is begun before they are held.
+TRIAL = Trial(
     name="held_query",
     question="Would it be faster, or take less energy, to keep the queries in registers?",
     base="pv_wait_after_max",
     values=("off", "on"),
     problems=(standard(head_dim=64), FULL, HEADLINE),
+    functions=lambda value: {"left_in_shared": HELD} if value == "on" else {},
 )

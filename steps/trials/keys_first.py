@@ -7,12 +7,8 @@ before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.trials.trial import Trial
-from steps.writing.functions import with_functions
 
 FETCH_KEYS = """
 def fetch_keys(arrays, tiles, barriers, kv_head, batch, key, iteration):
@@ -38,19 +34,13 @@ def fetch_all(arrays, tiles, barriers, kv_head, batch, end, iteration):
 """
 
 
-@dataclass(frozen=True)
-class KeysFirst(Trial):
-    """Off: keys and values of a tile are asked for together."""
-
-    def version(self, value, problem, **named):
-        functions = {"fetch_all": FETCH_ALL} if value == "on" else {}
-        return with_functions(get_step(self.base), problem, functions, beside=FETCH_KEYS, **named)
-
-
-TRIAL = KeysFirst(
+# Off: keys and values of a tile are asked for together.
+TRIAL = Trial(
     name="keys_first",
     question="Would it be faster to ask for the next keys before waiting for the slot of these values?",
     base="pv_wait_after_max",
     values=("off", "on"),
     problems=(standard(head_dim=64), FULL, HEADLINE, standard(head_dim=256)),
+    functions=lambda value: {"fetch_all": FETCH_ALL} if value == "on" else {},
+    beside=FETCH_KEYS,
 )

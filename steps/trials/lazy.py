@@ -6,12 +6,8 @@ score exceeds it by a threshold, in powers of two: weights may then be larger th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.trials.trial import Trial
-from steps.writing.functions import with_functions
 
 RAISE_MAXIMA = """
 def raise_maxima(scores, row_max, scale):
@@ -28,22 +24,17 @@ def rescale(accumulator, factor):
 """
 
 
-@dataclass(frozen=True)
-class Lazy(Trial):
-    """The value is the threshold; at most 15, as float16 ends before 2^16."""
-
-    def version(self, value, problem, **named):
-        if not value:
-            return with_functions(get_step(self.base), problem, {}, **named)
-        functions = {"raise_maxima": RAISE_MAXIMA.format(threshold=float(value)), "rescale": RESCALE}
-        return with_functions(get_step(self.base), problem, functions, **named)
+def functions(threshold: float) -> dict[str, str]:
+    """threshold: at most 15, as float16 ends before 2^16."""
+    return {"raise_maxima": RAISE_MAXIMA.format(threshold=float(threshold)), "rescale": RESCALE} if threshold else {}
 
 
-TRIAL = Lazy(
+TRIAL = Trial(
     name="lazy",
     question="Would it be faster to rescale the output only when some maximum grew by more than a threshold?",
     base="hopper_deferred_sum",
     values=(0, 2, 4, 8),
     problems=(standard(head_dim=64), FULL, HEADLINE),
     axis="threshold, powers of two (0: always rescaled)",
+    functions=functions,
 )

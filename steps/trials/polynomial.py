@@ -9,13 +9,10 @@ added to its exponent bits (Cody and Waite 1980).
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import cache
 
-from steps import get_step
 from steps.core.problems import FULL, standard
 from steps.trials.trial import Trial
-from steps.writing.functions import with_functions
 
 PACK = 8  # exponentials that one piece of PTX computes
 DEGREE = 3  # errs less than rounding a weight to 16 bits does; see tests/test_exponential.py
@@ -65,17 +62,12 @@ def _hex(value: float) -> str:
     return "0f" + struct.pack(">f", value).hex().upper()
 
 
-@dataclass(frozen=True)
-class Polynomial(Trial):
-    """The value is the share of the exponentials in percent; PACK of them are computed by one piece of PTX."""
-
-    def version(self, value, problem, **named):
-        if not value:
-            return with_functions(get_step(self.base), problem, {}, **named)
-        weigh = f"""
+def functions(percent: float) -> dict[str, str]:
+    """percent: of the exponentials, of which one piece of PTX computes PACK."""
+    weigh = f"""
 def weigh(scores, row_max, scale):
     return gl.inline_asm_elementwise(
-        {ptx(round(value / 100 * PACK))!r},
+        {ptx(round(percent / 100 * PACK))!r},
         {CONSTRAINTS!r},
         [scores * scale - row_max[:, None]],
         dtype=gl.float32,
@@ -83,14 +75,15 @@ def weigh(scores, row_max, scale):
         pack={PACK},
     )
 """
-        return with_functions(get_step(self.base), problem, {"weigh": weigh}, **named)
+    return {"weigh": weigh} if percent else {}
 
 
-TRIAL = Polynomial(
+TRIAL = Trial(
     name="polynomial",
     question="Would some of the exponentials be faster as a polynomial on the multiply-add units?",
     base="hopper_deferred_sum",
     values=tuple(12.5 * share for share in range(7)),
     problems=(standard(head_dim=64), FULL),
     axis="exponentials computed as a polynomial, %",
+    functions=functions,
 )

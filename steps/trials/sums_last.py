@@ -5,29 +5,16 @@ Alone they bring nothing (``hopper_deferred_sum``, inside step split_epilogue), 
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-
-from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.hopper.softmax import SUM_AT_END, SUM_EACH_TILE
 from steps.trials.trial import Trial
 
-
-@dataclass(frozen=True)
-class SumsLast(Trial):
-    """Off is the step with every tile's sums put together at once."""
-
-    def version(self, value, problem, **named):
-        step = get_step(self.base)
-        sums = {"off": SUM_EACH_TILE, "on": SUM_AT_END}[value]
-        return dataclasses.replace(step, sums=sums, **named)
-
-
-TRIAL = SumsLast(
+# Off is the step with every tile's sums put together at once.
+TRIAL = Trial(
     name="sums_last",
     question="Are row sums after the loop worth something where the wait for the PV product is held behind the maxima?",
     base="pv_wait_after_max",
     values=("off", "on"),
     problems=(standard(head_dim=64), FULL, HEADLINE),
+    holes=lambda value: {"sums": SUM_AT_END if value == "on" else SUM_EACH_TILE},
 )

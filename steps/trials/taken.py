@@ -10,27 +10,17 @@ counts as noise. Chapter 604_two_cta_mma shows the record.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-
 from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.trials.trial import Trial
 
-
-@dataclass(frozen=True)
-class Taken(Trial):
-    """Off is the step with its lists."""
-
-    def version(self, value, problem, **named):
-        step = get_step(self.base)
-        return dataclasses.replace(step.taking_tiles() if value == "on" else step, **named)
-
-
-TRIAL = Taken(
+STEP = "pv_wait_after_max"
+# Off is the step with its lists.
+TRIAL = Trial(
     name="taken",
     question="Would it be faster if blocks took the next tile when they are ready, instead of a list dealt before?",
-    base="pv_wait_after_max",
+    base=STEP,
+    made=lambda value, _: get_step(STEP).taking_tiles() if value == "on" else get_step(STEP),
     values=("off", "on"),
     problems=(HEADLINE, FULL, standard(head_dim=64, causal=True), standard(1024, causal=True), standard(head_dim=256)),
 )

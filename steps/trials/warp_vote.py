@@ -11,12 +11,8 @@ summary shows the record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.trials.trial import Trial
-from steps.writing.functions import with_functions
 
 REGISTERS = 32  # of a lane, that one vote is for: of every four, two are of one row and two of another
 ONE = "0f3F800000"
@@ -43,19 +39,14 @@ def ptx() -> str:
 OPERANDS = ",".join(["=f"] * REGISTERS + [str(n) for n in range(REGISTERS)] + ["f"] * REGISTERS)
 
 
-@dataclass(frozen=True)
-class WarpVote(Trial):
-    """The value is the threshold; at most 15, as float16 ends before 2^16."""
-
-    def version(self, value, problem, **named):
-        if not value:
-            return with_functions(get_step(self.base), problem, {}, **named)
-        raise_maxima = f"""
+def functions(threshold: float) -> dict[str, str]:
+    """threshold: at most 15, as float16 ends before 2^16."""
+    raise_maxima = f"""
 def raise_maxima(scores, row_max, scale):
     new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
-    return gl.where(new_max > row_max + {float(value)}, new_max, row_max)
+    return gl.where(new_max > row_max + {float(threshold)}, new_max, row_max)
 """
-        rescale = f"""
+    rescale = f"""
 def rescale(accumulator, factor):
     return gl.inline_asm_elementwise(
         {ptx()!r},
@@ -66,15 +57,15 @@ def rescale(accumulator, factor):
         pack={REGISTERS},
     )
 """
-        functions = {"raise_maxima": raise_maxima, "rescale": rescale}
-        return with_functions(get_step(self.base), problem, functions, **named)
+    return {"raise_maxima": raise_maxima, "rescale": rescale} if threshold else {}
 
 
-TRIAL = WarpVote(
+TRIAL = Trial(
     name="warp_vote",
     question="Would it be faster if each warp decided by a vote whether its output must be rescaled?",
     base="pv_wait_after_max",
     values=(0, 4, 8),
     problems=(standard(head_dim=64), FULL, HEADLINE),
     axis="threshold, powers of two (0: always rescaled)",
+    functions=functions,
 )

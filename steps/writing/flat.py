@@ -35,30 +35,34 @@ from steps.writing.trees import LINE_LENGTH, code, parameters, uses
 from steps.writing.values import CannotFlatten, depth
 
 SKIP = "  # fmt: skip"
-MATRIX = re.compile(r"\[(\[[^][]*\], ){6}")  # of which ruff would write each row on a line of its own
+MATRICES = "LinearLayout("  # which ruff would spread over many lines
 
 
-def flatten(entry: object, bound: dict[str, object], *, header: str = "", keep: frozenset[str] = frozenset()) -> str:
+def flatten(entry: object, bound: dict, *others: tuple, header: str = "", keep: frozenset[str] = frozenset()) -> str:
     """A Python module with the kernel ``entry`` as it is when the parameters in ``bound`` are these constants.
 
-    entry: a Python function, which may be a closure, or a ``gluon.jit`` function. header: the module's docstring.
-    keep: names of functions that stay functions, so that others can take their places.
+    entry: a Python function, which may be a closure, or a ``gluon.jit`` function. others: (entry, bound) of kernels
+    that are launched beside it; of the same name the second is name_2. header: the module's docstring. keep: names
+    of functions that stay functions, so that others can take their places, and of constants that stay.
     Raises CannotFlatten for what has no plain form.
     """
-    program = Program(entry, bound)
+    program = Program(entry, bound, *others)
     program.fold()
     text = Text(program, keep)
     modules = {function.name: function.function.__module__ for function in program.functions.values()}
-    text.functions = inline(text.documented(), modules, {text.entry, *keep})
+    text.functions = inline(text.documented(), modules, {*text.entries, *keep})
     text.tidy()
     text.functions = text.documented()
-    return formatted("\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text)])) + "\n")
+    whole = "\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text)])) + "\n"
+    for name in re.findall(r"^(\w+)_2 = ", whole, re.MULTILINE):  # numbered for the sake of a local that is gone
+        whole = whole if re.search(rf"\b{name}\b", whole) else re.sub(rf"\b{name}_2\b", name, whole)
+    return formatted(whole)
 
 
 def _parts(program: Program, text: Text) -> Iterator[str]:
     """Imports, constants, classes and functions, as far as something names them."""
     places = {function.name: function.function for function in program.functions.values()}
-    functions = _ordered(text, places, program.entry.function.__module__)
+    functions = _ordered(text, places, program.entries[0].function.__module__)
     used = Counter()
     for name in functions:
         used += uses(text.functions[name]).loads
@@ -72,7 +76,7 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
     constants = []
     for name in reversed(sorted(program.constants, key=lambda name: depth(program.constants[name]))):
         if used[name]:
-            definition = program.definitions.get(name) or program.literal(program.constants[name])
+            definition = program.literal(program.constants[name])
             used += uses(cst.parse_expression(definition)).loads
             constants.append((name, definition))
     if program.jit and constants:
@@ -84,8 +88,8 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
     constants = [(name, its if "Layout(" not in its or first[its] == name else first[its]) for name, its in constants]
     yield import_lines({name: line for name, line in program.imports.items() if used[name]})
     lines = [f"{name} = {definition}" for name, definition in reversed(constants)]
-    yield "\n".join(f"{line}{SKIP if MATRIX.search(line) else ''}" for line in lines)
-    yield "\n\n".join(records)
+    numbers = "\n".join(f"{line}{SKIP * (MATRICES in line)}" for line in lines)
+    yield "\n\n".join(filter(None, [numbers, *records]))
     yield from (source.strip() for source in others)
     yield from (code(text.functions[name]) for name in functions)
 
@@ -134,7 +138,11 @@ def import_lines(lines: dict[str, str]) -> str:
             froms.setdefault(module, set()).add(what)
         else:
             plain.add(line)
-    joined = sorted(plain) + [f"from {module} import {', '.join(sorted(froms[module]))}" for module in sorted(froms)]
+    joined = sorted(plain)
+    for module, names in sorted(froms.items()):
+        begin = f"from {module} import "
+        for part in textwrap.wrap(", ".join(sorted(names)), LINE_LENGTH - len(begin)):
+            joined.append(begin + part.rstrip(","))
     standard = [line for line in joined if line.split()[1].split(".")[0] in sys.stdlib_module_names]
     return "\n\n".join(filter(None, ["\n".join(standard), "\n".join(line for line in joined if line not in standard)]))
 

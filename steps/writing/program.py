@@ -51,24 +51,33 @@ from steps.writing.values import (
 
 # Instructions of the project's own, and what newer versions of Triton have for them.
 STAND_INS = {"async_reduce_shared_to_global": ("tma", "async_atomic_add")}
+POSITIONAL = ("BlockedLayout",)  # layouts of which everybody knows the order of the arguments
 MOST_VALUES = 8  # that a parameter may have and still be followed
 
 
 class Program:
     """All functions of a text, and what they name: constants, classes, imports."""
 
-    def __init__(self, entry: object, bound: dict[str, object]):
+    def __init__(self, entry: object, bound: dict[str, object], *others: tuple[object, dict[str, object]]):
+        """others: kernels that are launched beside ``entry``, likewise."""
         self.jit = not isinstance(entry, types.FunctionType)
         self.functions: dict[types.FunctionType, Function] = {}
         self.classes: dict[type, str] = {}
         self.constants: dict[str, object] = {}
-        self.definitions: dict[str, str] = {}  # of constants, where the source has one worth keeping
         self.imports: dict[str, str] = {}
-        self.entry = self._function(plain_function(entry))
-        if unknown := set(bound) - set(self.entry.parameters):
-            raise ValueError(f"{self.entry.name} has no parameter {', '.join(sorted(unknown))}")
-        for name in self.entry.parameters:
-            self.entry.facts[name] = (Constant(bound[name], ""),) if name in bound else None
+        self.entries = [self._kernel(*kernel) for kernel in ((entry, bound), *others)]
+
+    def _kernel(self, entry: object, bound: dict[str, object]) -> Function:
+        function = plain_function(entry)
+        if function in self.functions:  # one kernel with other constants is another kernel
+            function = types.FunctionType(
+                function.__code__, function.__globals__, None, function.__defaults__, function.__closure__
+            )
+        kernel = self._function(function)
+        if unknown := set(bound) - set(kernel.parameters):
+            raise ValueError(f"{kernel.name} has no parameter {', '.join(sorted(unknown))}")
+        kernel.facts = {name: (Constant(bound[name], ""),) if name in bound else None for name in kernel.parameters}
+        return kernel
 
     def _function(self, function: types.FunctionType) -> Function:
         if function not in self.functions:
@@ -82,7 +91,7 @@ class Program:
         """Fold all functions with what their calls tell of their parameters, until the calls tell nothing new."""
         while True:
             before = self._state()
-            todo, done = [self.entry], set()
+            todo, done = [*self.entries], set()
             while todo:
                 function = todo.pop()
                 if function not in done:
@@ -186,8 +195,9 @@ class Program:
                             found[inner.partition(".")[2]] = None
         return list(found)
 
-    def spell(self) -> dict[str, cst.FunctionDef]:
-        """The functions in terms of module-level names; name -> tree."""
+    def spell(self, keep: frozenset[str] = frozenset()) -> dict[str, cst.FunctionDef]:
+        """The functions in terms of module-level names; name -> tree. keep: constants that stay."""
+        self.keep = keep
         self.reserved = {function.name for function in self.functions.values()}
         for function in self.functions.values():
             stored = {*uses(function.folded).stores, *function.parameters}
@@ -198,15 +208,13 @@ class Program:
             spelled[function.name] = tree.visit(Spell(self, function))
         return spelled
 
-    def constant(self, label: str, value: object, definition: str | None = None) -> str:
+    def constant(self, label: str, value: object) -> str:
         """The name of the module-level constant for a value, made where it is new."""
-        name = label
+        name = f"{label}_LAYOUT" if label in self.reserved and is_layout(value) else label
         while name in self.reserved or (name in self.constants and not equal(self.constants[name], value)):
             stem, _, number = name.rpartition("_")
             name = f"{stem}_{int(number) + 1}" if stem and number.isdigit() else f"{name}_2"
         self.constants[name] = value
-        if definition:
-            self.definitions[name] = definition
         return name
 
     def literal(self, value: object) -> str:
@@ -234,10 +242,11 @@ class Program:
                         arguments = rest
                 except Exception:  # no default, and the class says so in its own way
                     continue
-            inner = ", ".join(f"{name}={self._part(part)}" for name, part in arguments.items())
+            positional = made.__name__ in POSITIONAL
+            inner = ", ".join(f"{name}=" * (not positional) + self._part(part) for name, part in arguments.items())
             if path := self.dotted(made):
                 return f"{path}({inner})"
-        raise CannotFlatten(f"{self.entry.name}: no text for the constant {value!r}")
+        raise CannotFlatten(f"{self.entries[0].name}: no text for the constant {value!r}")
 
     def _part(self, value: object) -> str:
         """A constant inside another: by its name where it has one."""
@@ -289,18 +298,6 @@ class Program:
             return None
         return cst.parse_expression(f"{space}.{name}") if self.imported(module, space) else None
 
-    def definition(self, module: str, name: str) -> str | None:
-        """The expression that defines a global number in the source, where it needs nothing but imports."""
-        for node in module_body(module):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in OWN_PACKAGES:
-                for alias in node.names:
-                    if (alias.asname or alias.name) == name:
-                        return self.definition(node.module, alias.name)
-            if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
-                loads = {part.id for part in ast.walk(node.value) if isinstance(part, ast.Name)} - set(vars(builtins))
-                return ast.unparse(node.value) if all(self.imported(module, load) for load in loads) else None
-        return None
-
     def class_name(self, cls: type | types.FunctionType) -> str:
         """Include the source of a class of the project, or of a function that makes an instruction."""
         self.classes[cls] = textwrap.dedent(inspect.getsource(cls))
@@ -339,6 +336,10 @@ class Spell(Rewriter):
     def __init__(self, program: Program, function: Function):
         self.program, self.function, self.constants = program, function, program.constants
 
+    @property
+    def ones(self) -> set[str]:
+        return {name for name, value in self.constants.items() if type(value) is int and value == 1} - self.program.keep
+
     def spelled(self, node: cst.BaseExpression) -> cst.BaseExpression | None:
         """What stands for a chain of names, None for itself."""
         function, program = self.function, self.program
@@ -373,11 +374,7 @@ class Spell(Rewriter):
         if named(value):
             label = known.label or (path[0].upper() if path[0] in function.parameters else None)
             if known.label or not isinstance(value, int | float):
-                captured = captured and not isinstance(value, str)
-                definition = (
-                    program.definition(function.function.__module__, path[0]) if captured and len(path) == 1 else None
-                )
-                return cst.Name(program.constant(label, value, definition)) if label else None
+                return cst.Name(program.constant(label, value)) if label else None
         if len(path) > 1 or captured or path[0] in function.parameters:
             return expression(program.literal(value))
         return None
@@ -394,18 +391,11 @@ class Spell(Rewriter):
         return self.spelled(original) or updated
 
     def leave_BinaryOperation(self, original, updated):
-        """Lists that are known are one list."""
-        lists = [self._listed(part) for part in (updated.left, updated.right)]
-        if isinstance(updated.operator, cst.Add) and all(lists):
-            return cst.parse_expression(f"[{', '.join(lists)}]")
+        """Lists are one list."""
+        lists = [part for part in (updated.left, updated.right) if isinstance(part, cst.List)]
+        if isinstance(updated.operator, cst.Add) and len(lists) == 2:
+            return cst.parse_expression(f"[{', '.join(code(one.value) for part in lists for one in part.elements)}]")
         return super().leave_BinaryOperation(original, updated)
-
-    def _listed(self, node: cst.BaseExpression) -> str | None:
-        """The elements of a list, written one behind the other."""
-        known = self.program.constants.get(code(node))
-        if isinstance(known, list):
-            return self.program.literal(known)[1:-1]
-        return ", ".join(code(part.value) for part in node.elements) if isinstance(node, cst.List) else None
 
     def leave_Call(self, original, updated):
         updated = self._with_less(original, updated)
@@ -480,6 +470,6 @@ class Spell(Rewriter):
                 kept.append(parameter)
         gone = set(function.parameters) - {parameter.name.value for parameter in kept}
         updated = with_parameters(updated, kept, gone)
-        if function is self.program.entry and not self.program.jit:
+        if function in self.program.entries and not self.program.jit:
             updated = updated.with_changes(decorators=[])
         return updated.with_changes(name=cst.Name(function.name))

@@ -16,6 +16,7 @@ from steps.writing.trees import (
     bare,
     call_site,
     code,
+    effectless,
     found_in,
     is_atom,
     is_pass,
@@ -68,7 +69,7 @@ class Tidy(Rewriter):
             return self._apart(statement, target, value, following)
         if not isinstance(target, cst.Name):
             return None
-        if pure(value) and (not self.total.loads[target.value] or self._is_overwritten(target.value, following)):
+        if effectless(value) and (not self.total.loads[target.value] or self._is_overwritten(target.value, following)):
             return []
         if len(following) == 1 and isinstance(last := small(following[0]), cst.Return) and last.value:  # noqa: SIM102
             if code(last.value) == target.value and not statement.trailing_whitespace.comment:  # a = x, return a
@@ -256,7 +257,8 @@ class Text:
 
     def __init__(self, program: Program, keep: frozenset[str] = frozenset()):
         self.keep = keep  # functions whose calls stay
-        self.functions, self.entry, self.constants = program.spell(), program.entry.name, frozenset(program.constants)
+        self.functions, self.constants = program.spell(keep), frozenset(program.constants)
+        self.entries = [kernel.name for kernel in program.entries]
         tuples = {cls.__name__: named_tuple(source) for cls, source in program.classes.items()}
         self.classes = {name: tree for name, tree in tuples.items() if tree}
         branches = (cst.If, cst.IfExp)
@@ -306,7 +308,7 @@ class Text:
 
     def _reach(self) -> None:
         """Keep what the entry names, by itself or through others."""
-        reached, todo = set(), [self.entry]
+        reached, todo = set(), [*self.entries]
         while todo:
             name = todo.pop()
             if name not in reached:
@@ -319,7 +321,7 @@ class Text:
         unused = {}
         for name, tree in self.functions.items():
             found = uses(tree.body)
-            names = {part.name.value for part in parameters(tree)} if name != self.entry else set()
+            names = {part.name.value for part in parameters(tree)} if name not in self.entries else set()
             unused[name] = {part for part in names if not found.loads[part] and not found.stores[part]}
         for tree in self.functions.values():
             found = uses(tree)

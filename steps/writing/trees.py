@@ -21,6 +21,7 @@ LEAVES = (
     *(cst.LeftSquareBracket, cst.RightSquareBracket, cst.BaseBinaryOp, cst.BaseCompOp, cst.BaseBooleanOp),
     *(cst.BaseUnaryOp, cst.BaseAugOp),
 )
+EFFECTLESS = ("gl.arange", "gl.cdiv", "gl.full", "gl.maximum", "gl.minimum", "gl.SliceLayout")
 NO_NODES = (str, bool, type(None), cst.MaybeSentinel)  # what else a field of a node may hold
 
 
@@ -206,6 +207,11 @@ def pure(node: cst.CSTNode) -> bool:
     return not any(isinstance(call, cst.Call) for call in uses(node).calls)
 
 
+def effectless(node: cst.CSTNode) -> bool:
+    """Likewise, where calls are of functions that are known to do no more."""
+    return all(code(call.func) in EFFECTLESS for call in uses(node).calls if isinstance(call, cst.Call))
+
+
 def parameters(function: cst.FunctionDef) -> list[cst.Param]:
     return [*function.params.params, *function.params.kwonly_params]
 
@@ -251,6 +257,7 @@ class Rewriter(cst.CSTTransformer):
     """
 
     constants: frozenset[str] | dict = frozenset()  # names that are known to be numbers
+    ones: frozenset[str] = frozenset()  # those of them that are 1, by which nothing is to be multiplied or divided
 
     def on_visit(self, node):
         return not _is_leaf(type(node)) and super().on_visit(node)
@@ -298,15 +305,18 @@ class Rewriter(cst.CSTTransformer):
         def number(node):
             return int(node.value) if isinstance(node, cst.Integer) else None
 
+        def is_one(node):
+            return number(node) == 1 or (isinstance(node, cst.Name) and node.value in self.ones)
+
         left, right = number(updated.left), number(updated.right)
         written = number(original.left) == left and number(original.right) == right
         sign, result = code(updated.operator), None
         if left is not None and right is not None:
             worth = eval(f"{left} {sign} {right}")
             result = expression(str(worth)) if isinstance(worth, int) and not written else None
-        elif (sign, right) in {("+", 0), ("-", 0), ("*", 1), ("//", 1)}:
+        elif (sign, right) in {("+", 0), ("-", 0)} or (sign in ("*", "//") and is_one(updated.right)):
             result = updated.left
-        elif (sign, left) in {("+", 0), ("*", 1)}:
+        elif (sign, left) == ("+", 0) or (sign == "*" and is_one(updated.left)):
             result = updated.right
         elif left == 0 and sign in ("*", "//", "%") and code(updated.right) in self.constants:
             result = updated.left

@@ -64,15 +64,15 @@ def is_layout(value: object) -> bool:
 
 
 def depth(value: object) -> int:
-    """0 for numbers, 1 for lists, 2 for layouts and more for layouts of layouts: constants stand in this order."""
+    """0 for numbers, 1 for layouts and more for layouts of layouts: constants stand in this order."""
     if is_layout(value):
-        return 1 + max([1, *(depth(getattr(value, part.name, None)) for part in dataclasses.fields(value))])
-    return int(isinstance(value, list))
+        return 1 + max([0, *(depth(getattr(value, part.name, None)) for part in dataclasses.fields(value))])
+    return 0
 
 
 def named(value: object) -> bool:
     """Whether a constant of this value gets a name in the text: not a switch, and no short string."""
-    number = isinstance(value, int | float | list) and not isinstance(value, bool)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
     return number or is_layout(value) or (isinstance(value, str) and long(value))
 
 

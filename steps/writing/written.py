@@ -47,14 +47,15 @@ def written_out(step: FusedStep, problem: Problem, arch: str | None = None, keep
     entry, constants = step.entry(problem, arch)
     origin = json.dumps({"step": step.name, "arch": arch, "problem": problem.as_dict()})
     title = f"Step {step.label}: {step.title}, for {problem.describe()} on {arch}."
-    text = flat_text(entry, tuple(sorted(constants.items())), keep)
+    text = flat_text((entry, tuple(sorted(constants.items()))), keep=keep)
     return text.replace(f'"""{HEADER}"""', f'"""{title}\n\nWritten out from: {origin}"""', 1)
 
 
 @cache
-def flat_text(entry, constants: tuple[tuple[str, object], ...], keep: frozenset[str] = frozenset()) -> str:
-    """A kernel's text, made once for all problems that it is compiled for with the same constants."""
-    return flatten(entry, dict(constants), header=HEADER, keep=keep)
+def flat_text(*kernels: tuple[object, tuple[tuple[str, object], ...]], keep: frozenset[str] = frozenset()) -> str:
+    """The text of kernels, made once for all problems that they are compiled for with the same constants."""
+    (entry, bound), *others = [(entry, dict(constants)) for entry, constants in kernels]
+    return flatten(entry, bound, *others, header=HEADER, keep=keep)
 
 
 def places(step: FusedStep, problem: Problem, arch: str | None = None) -> list[tuple[str, str, str]]:

@@ -2,7 +2,6 @@
 
 import secrets
 from dataclasses import replace
-from functools import lru_cache
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ import torch
 from steps import GRADIENTS, STEPS, Unsupported, get_step
 from steps.core.ladder import kernels_of, part_of
 from steps.core.problems import HEADLINE, standard
+from tests.checking import asked, assert_right
 from tests.distinct import core, distinct, first_and_last, named
 from tests.selection import sampled
 from tests.shapes import HARD, PADDED, SHAPES, problem
@@ -20,18 +20,10 @@ from tutorial_lib.problem import Problem
 CUTILE = [step for step in kernels_of("backward") if step.backend == "cutile"]
 
 
-@lru_cache(maxsize=64)
-def asked(shape, device="cpu") -> tuple:
-    """(inputs, what is right, which errors are allowed) of a problem, once for all steps; nobody may write there."""
-    inputs = BACKWARD.inputs(shape, secrets.randbits(32), device)
-    exact = BACKWARD.reference(shape, inputs)
-    return inputs, exact, BACKWARD.yardstick(shape, inputs, exact)
-
-
-def accuracy_of(step, shape, device="cpu"):
-    if reason := step.unsupported(shape, "cpu" if device == "cpu" else "sm_90"):
-        pytest.skip(reason)
-    return BACKWARD.check(step, shape, *asked(shape, device))
+def gives(*gradients):
+    """A step that has these gradients for everything."""
+    write = lambda *_, out, **__: [place.copy_(x) for place, x in zip(out, gradients, strict=True)]
+    return type("Gives", (), {"gradients": write})()
 
 
 CASES = distinct(kernels_of("backward"), SHAPES)
@@ -40,8 +32,7 @@ CASES = distinct(kernels_of("backward"), SHAPES)
 @sampled(core=core(CASES, always=HARD))
 @pytest.mark.parametrize(("step", "shape"), CASES, ids=named)
 def test_a_step_is_correct(step, shape):
-    accuracy = accuracy_of(step, shape)
-    assert accuracy.correct, accuracy.explain()
+    assert_right(step, shape)
 
 
 WIDENED = distinct(
@@ -52,8 +43,7 @@ WIDENED = distinct(
 @sampled(core=first_and_last(WIDENED))
 @pytest.mark.parametrize(("step", "shape"), WIDENED, ids=named)
 def test_head_dims_between_are_filled_up_with_zeros(step, shape):
-    accuracy = accuracy_of(step, shape)
-    assert accuracy.correct, accuracy.explain()
+    assert_right(step, shape)
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s.scale != 0.0][::4], ids=lambda p: p.slug)
@@ -79,8 +69,7 @@ def test_what_is_left_of_many_sums_that_cancel_is_allowed():
     assert not exact[0].any() and not exact[1].any()
     assert BACKWARD.check(get_step("folded_lse"), shape, inputs, exact, allowed).correct
     dq, dk, dv = get_step("folded_lse").gradients(*inputs)
-    wrong = type("Wrong", (), {"gradients": lambda *_, out, **__: [a.copy_(b) for a, b in zip(out, (dq, dk + 1, dv))]})
-    assert not BACKWARD.check(wrong(), shape, inputs, exact, allowed).correct
+    assert not BACKWARD.check(gives(dq, dk + 1, dv), shape, inputs, exact, allowed).correct
 
 
 def test_a_reference_in_pieces_is_the_same(monkeypatch):
@@ -96,10 +85,8 @@ def test_a_reference_in_pieces_is_the_same(monkeypatch):
 def test_what_is_wrong_is_found(left_out):
     """The rule of correctness catches what a kernel might forget."""
     step, shape = get_step("folded_lse"), problem(seq_len_q=130, seq_len_kv=130)
-    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
-    exact = BACKWARD.reference(shape, inputs)
-    allowed = BACKWARD.yardstick(shape, inputs, exact)
-    q, k, v, o, lse, do = inputs
+    of = asked("backward", shape)
+    inputs = q, k, v, o, lse, do = of.inputs
     dq, dk, dv = step.gradients(*inputs, causal=True)
     if left_out == "a row of dq":
         dq[1, 2, 64] = 0
@@ -112,12 +99,7 @@ def test_what_is_wrong_is_found(left_out):
     else:
         dq, dk, dv = step.gradients(q, k, v, torch.zeros_like(o), lse, do, causal=True)
 
-    class Wrong:
-        def gradients(self, *_, out, **__):
-            for place, x in zip(out, (dq, dk, dv), strict=True):
-                place.copy_(x)
-
-    assert not BACKWARD.check(Wrong(), shape, inputs, exact, allowed).correct
+    assert not of.check(gives(dq, dk, dv)).correct
 
 
 LAID_OUT = distinct(kernels_of("backward"), [problem(heads=2, seq_len_q=96, seq_len_kv=80, kv_heads=1)])
@@ -126,7 +108,7 @@ LAID_OUT = distinct(kernels_of("backward"), [problem(heads=2, seq_len_q=96, seq_
 @sampled(core=first_and_last(LAID_OUT))
 @pytest.mark.parametrize(("step", "shape"), LAID_OUT, ids=named)
 def test_any_strides_will_do_and_outputs_may_be_given(step, shape):
-    inputs = q, k, v, o, lse, do = asked(shape)[0]
+    inputs = q, k, v, o, lse, do = asked("backward", shape).inputs
     expected = step.gradients(*inputs, causal=True)
     transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, o)]
     columns = do.transpose(2, 3).contiguous().transpose(2, 3)
@@ -301,13 +283,13 @@ def test_a_kernel_from_a_text_runs(name):
 
     shape, step = problem(batch=1, heads=2, kv_heads=1, seq_len_q=200, seq_len_kv=330), get_step(name)
     mine = write_step(step, shape, "cpu" if step.backend == "cutile" else None)
-    assert accuracy_of(mine, shape).correct
+    assert_right(mine, shape)
     added = {
         "cutile": ("d_value = ct.mma(", "d_value = 0.9 * ct.mma("),
         "hopper": ("weights = exp2(", "weights = 0.9 * exp2("),
     }
     wrong = edited(mine, added[step.backend])
-    assert not accuracy_of(wrong, shape).correct
+    assert not asked("backward", shape).check(wrong).correct
 
 
 def test_forward_passes_are_remembered_and_no_more_than_a_few():

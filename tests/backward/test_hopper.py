@@ -1,10 +1,8 @@
 """The backward steps for Hopper: no race under any schedule, and products that the compiler leaves under way."""
 
+import dataclasses
 import re
-import secrets
 from collections.abc import Iterator
-from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +12,15 @@ from triton.experimental.gluon import language as gl
 
 from steps import get_step
 from steps.backward_hopper import apart, spare, together
-from steps.backward_hopper.adding import ANY_ORDER, FOURS_LATER, IN_ORDER
-from steps.backward_hopper.lib import ONE_BY_ONE
+from steps.backward_hopper.adding import ANY_ORDER, BY_TMA, FOURS, FOURS_LATER, IN_ORDER
+from steps.backward_hopper.lib import NOBODY, ONE_BY_ONE
 from steps.backward_hopper.products import FENCE_BEHIND, FROM_ROW_SUMS
 from steps.backward_hopper.variant import Variant
 from steps.core.ladder import kernels_of
 from steps.core.problems import standard
-from steps.simulate import Examination
+from steps.hopper.lib import IN_TURN
 from steps.writing.written import write_step
+from tests.checking import assert_right, faults
 from tests.distinct import core, distinct, named, some_of
 from tests.selection import sampled
 from tests.shapes import problem
@@ -41,7 +40,7 @@ SHAPES = [
 
 
 def test_kernels_ask_what_the_problem_is_and_never_which_step_it_is():
-    switches = {field.name for field in fields(Variant) if field.type in (bool, "bool")}
+    switches = {field.name for field in dataclasses.fields(Variant) if field.type in (bool, "bool")}
     assert switches == {"causal", "ragged", "unseen"}
 
 
@@ -57,10 +56,8 @@ CASES = distinct(HOPPER, SHAPES)
 @sampled(core=core(CASES))
 @pytest.mark.parametrize(("step", "shape"), CASES, ids=named)
 def test_no_schedule_brings_a_mistake_to_light(step, shape, pytestconfig):
-    examination = Examination(step, shape, 0)
     for seed in some_of((None, *range(1, 12)), 1, pytestconfig):
-        wrong, _, _ = examination.under(seed)
-        assert not wrong, (seed, wrong)
+        assert not faults(step, shape, seed)
 
 
 COMPILED = distinct(HOPPER, [standard(head_dim=head_dim, causal=True) for head_dim in (64, 128, 256)])
@@ -85,7 +82,7 @@ def test_scores_and_their_gradients_are_no_products_of_zeros(causal):
     """Of 128 columns 96 are the tensors': of wgmma's steps of 16 each of the two products takes six, not eight."""
     step, whole = get_step("deferred_reduce_add"), standard(4096, 128, causal)
     products = {
-        head_dim: step.compile(replace(whole, head_dim=head_dim)).figures.hot["compute"][1]["tensor core"]
+        head_dim: step.compile(dataclasses.replace(whole, head_dim=head_dim)).figures.hot["compute"][1]["tensor core"]
         for head_dim in (96, 128)
     }
     assert products == {96: 28, 128: 32}
@@ -104,7 +101,7 @@ def test_the_loop_costs_as_much_in_bfloat16_as_in_float16(step, shape):
 
     Where weights wait in 16 bits Triton made other code of bfloat16, which rounded twice and spilled in the loop.
     """
-    here, there = step.compile(shape), step.compile(replace(shape, dtype="float16"))
+    here, there = step.compile(shape), step.compile(dataclasses.replace(shape, dtype="float16"))
     (instructions, kinds), (known, of_float16) = (compiled.figures.hot["compute"] for compiled in (here, there))
     assert [kinds[kind] for kind in ("tensor core", "MUFU", "conversion")] == [
         of_float16[kind] for kind in ("tensor core", "MUFU", "conversion")
@@ -114,35 +111,31 @@ def test_the_loop_costs_as_much_in_bfloat16_as_in_float16(step, shape):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"kv_heads": 8}, {"causal": False}],
-    ids=str,
+    ("name", "before", "shape", "differs"),
+    [
+        ("l2_aware_lpt", "decoupled_warpgroups", standard(4096, 64, True), True),
+        (
+            "l2_aware_lpt",
+            "decoupled_warpgroups",
+            dataclasses.replace(standard(head_dim=64, causal=True), kv_heads=8),
+            False,
+        ),
+        ("l2_aware_lpt", "decoupled_warpgroups", standard(head_dim=64), False),
+        ("backward_ping_pong", "l2_aware_lpt", standard(head_dim=64), False),
+        ("backward_ping_pong", "l2_aware_lpt", standard(head_dim=128), True),
+        ("backward_ping_pong", "l2_aware_lpt", standard(head_dim=256), False),
+    ],
+    ids=lambda x: getattr(x, "slug", x),
 )
-def test_blocks_begin_in_sections_only_where_that_paid(changes):
-    """Elsewhere the kernel is that of the step before."""
-    before, now = get_step("decoupled_warpgroups"), get_step("l2_aware_lpt")
-    paid = standard(head_dim=64, causal=True)
-    other = replace(paid, **changes)
-    assert now.variant(paid) != before.variant(paid) and now.variant(other) == before.variant(other)
-
-
-def test_warp_groups_take_turns_only_at_head_dim_128():
-    before, now = get_step("l2_aware_lpt"), get_step("backward_ping_pong")
-    assert [now.variant(p) != before.variant(p) for p in map(partial(standard, 4096), (64, 128, 256))] == [
-        False,
-        True,
-        False,
-    ]
+def test_a_step_differs_from_the_one_before_only_where_that_paid(name, before, shape, differs):
+    assert (get_step(name).variant(shape) != get_step(before).variant(shape)) is differs
 
 
 def test_every_block_has_its_place_in_a_section(monkeypatch):
     """More kv heads than a section has, and a section that is not full."""
     monkeypatch.setattr("steps.backward_hopper.skeleton.SECTION", 3 * 16)
     shape = problem(batch=3, heads=7, seq_len_q=70, seq_len_kv=300, head_dim=64, causal=True)
-    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
-    exact = BACKWARD.reference(shape, inputs)
-    accuracy = BACKWARD.check(get_step("l2_aware_lpt"), shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact))
-    assert accuracy.correct, accuracy.explain()
+    assert_right(dataclasses.replace(get_step("l2_aware_lpt")), shape)
 
 
 def test_of_a_section_the_longest_blocks_begin(monkeypatch):
@@ -222,7 +215,7 @@ def test_blocks_that_do_not_wait_for_their_turn_do_not(broken, name, monkeypatch
     instead = {"await_number": lambda *_: 0, "store_written": lambda *_: hopper.store_wait(0)}
     [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == broken]
     monkeypatch.setitem(language.SEQUENCES, pattern, instead[broken])
-    found = bits(replace(get_step(name), sections=False, begin=ONE_BY_ONE), shape, range(6))
+    found = bits(dataclasses.replace(get_step(name), sections=False, begin=ONE_BY_ONE), shape, range(6))
     first = next(found)
     assert any(other != first for other in found)  # the first that shows it ends the search
 
@@ -247,8 +240,6 @@ def test_a_warp_adds_where_tma_does():
         n: get_step(n).compile(standard()).ptx.count("ld.acquire.gpu") for n in ("deterministic", "dq_writer_warp")
     }
     assert waits["dq_writer_warp"] == 1 < waits["deterministic"]
-    with pytest.raises(ValueError, match="warps that add take sequence=IN_ORDER"):
-        replace(step, sequence=ANY_ORDER)
 
 
 def test_of_two_adders_each_takes_every_other_tile():
@@ -308,9 +299,15 @@ def test_what_shortens_iterations_is_where_it_pays():
     [
         ("async_products", {"sequence": IN_ORDER}, "take warpgroups that are apart"),
         ("fast_deterministic", {"adding_unmasked": FOURS_LATER}, "sequence=IN_ORDER takes adding_unmasked=None"),
+        ("dq_writer_warp", {"sequence": ANY_ORDER}, "warps that add take sequence=IN_ORDER"),
+        ("vectorized_atomics", {"turns": IN_TURN}, "warpgroups that are apart"),
+        ("decoupled_warpgroups", {"adding": FOURS}, "adding by TMA"),
+        ("cta_per_query_head", {"helpers": NOBODY, "sequence": IN_ORDER}, "take adding by fours, in any order"),
+        ("fused_pre_post", {"sequence": IN_ORDER}, "in any order"),
+        ("fused_pre_post", {"adding": BY_TMA}, "adding by fours"),
     ],
-    ids=str,
+    ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_what_does_not_go_with_short_turns_is_refused(name, changes, told):
+def test_what_does_not_go_together_is_refused(name, changes, told):
     with pytest.raises(ValueError, match=told):
-        replace(get_step(name), **changes)
+        dataclasses.replace(get_step(name), **changes)

@@ -5,16 +5,15 @@ import dataclasses
 import pytest
 import torch
 
-from steps import Unsupported, get_step
-from steps.blackwell.skeleton import MOST_COLUMNS, MOST_SHARED, TARGETS
+from steps import get_step
+from steps.blackwell.skeleton import MOST_COLUMNS, MOST_SHARED
 from steps.blackwell.variant import Correction, Emulated
 from steps.core.ladder import kernels_of
 from steps.core.order import deal
 from steps.core.problems import FULL, HEADLINE, standard
-from steps.core.step import target_of
 from steps.inspect import main as inspect
 from steps.simulate import main as simulate
-from tests.core.test_steps import asked
+from tests.checking import faults
 from tests.distinct import some_of
 from tests.selection import sampled
 from tests.shapes import problem
@@ -42,13 +41,8 @@ SHAPES = [  # with warpgroups that are not full, and one that is empty
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", BLACKWELL, ids=lambda s: s.name)
 def test_no_kernel_has_a_race_a_missing_fence_or_a_deadlock(step, shape, pytestconfig):
-    """Under random latencies."""
-    of = asked(shape, "cpu")
-    inputs, exact, allowed = of.inputs, of.exact, of.allowed
     for seed in some_of(SCHEDULES, 1, pytestconfig):
-        with watched(seed) as watch:
-            assert FORWARD.check(step, shape, inputs, exact, allowed).correct
-        assert not any(run.found for run in watch.runs)
+        assert not faults(step, shape, seed)
 
 
 @sampled(core=lambda step, shape: step is BLACKWELL[-1] or shape == COMPILED[0][0])
@@ -77,25 +71,6 @@ def test_a_thread_has_a_whole_row_of_scores(step):
     row, emulated = variant.tile.key, variant.tile.key * variant.remainder // variant.frequency
     assert row - emulated < compiled.hot_loop["MUFU"] <= row - emulated + 2
     assert compiled.kinds["tensor memory"] > 0
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_110", "sm_120"])
-@pytest.mark.parametrize("step", BLACKWELL, ids=lambda s: s.name)
-def test_other_targets_are_refused_by_name(step, arch):
-    """Before a compiler sees them: some would end the process."""
-    with pytest.raises(Unsupported, match=f"made of tcgen05 and tensor memory, for sm_100 and sm_103, not for {arch}"):
-        step.compile(FULL, arch)
-    assert all(step.unsupported(FULL, target) is None for target in (*TARGETS, "cpu"))
-
-
-@pytest.mark.parametrize(("capability", "there"), [((10, 0), True), ((10, 3), True), ((9, 0), False), ((12, 0), False)])
-def test_a_machine_with_such_a_gpu_picks_them_up(capability, there, monkeypatch):
-    """A device that is made up: what it is called, and which steps then take a problem there."""
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
-    target = target_of(torch.device("cuda"))
-    able = [step for step in kernels_of("forward") if step.unsupported(FULL, target) is None]
-    assert [step for step in able if step.backend == "blackwell"] == (BLACKWELL if there else [])
-    assert {step.backend for step in able} >= {"torch", "cutile", "gluon"}
 
 
 def test_what_no_block_has_room_for_is_refused(monkeypatch):

@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from steps import get_step, inspect, simulate
 from steps.core.problems import HEADLINE
 from steps.core.recorded import read_survey
@@ -31,24 +29,6 @@ def test_inspect_shows_the_assembly(monkeypatch):
     monkeypatch.setattr("pydoc.pager", shown.append)
     assert inspect.main(["mfma", "--arch", "gfx942", "--text", "sass"]) == 0
     assert "v_mfma_f32_32x32x8_f16" in shown[0] and "s_endpgm" in shown[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["mfma", "--arch", "gfx90a"], "--arch: must be all or some of sm_80"),
-        (
-            ["direct_to_lds", "--arch", "gfx942"],
-            "straight into LDS, which gfx950 alone can, not gfx942",
-        ),
-        (["mfma", "--arch", "sm_90"], "made for AMD's CDNA GPUs, gfx942 and gfx950, not for sm_90"),
-        (["epilogue_overlap", "--arch", "gfx950"], "made for NVIDIA's GPUs, not for gfx950"),
-        (["static_scheduler", "--arch", "gfx950"], "made for NVIDIA's GPUs, not for gfx950"),
-    ],
-)
-def test_a_step_is_refused_by_name_where_it_is_not_for(capsys, arguments, message):
-    assert inspect.main(arguments) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_survey_of_amds_architectures_has_the_steps_that_are_for_them(capsys):

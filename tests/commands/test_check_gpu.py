@@ -142,17 +142,6 @@ def test_a_gpu_without_steps_fails_every_line(on_a_gpu):
     assert status == 1 and all("failed: no recorded step takes it" in line for line in lines[:12])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [([], "this needs a GPU"), (["--iterations", "0"], "whole number"), (["--all"], "unrecognized arguments: --all")],
-)
-def test_a_bad_request_is_one_line(arguments, told, capsys, monkeypatch):
-    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: False)
-    assert check_gpu.main(arguments) == 2
-    out, error = capsys.readouterr()
-    assert told in error and error.count("\n") == 1 and not out
-
-
 def test_the_examiner_checks_on_new_inputs_and_tells_a_wrong_step():
     from steps import get_step
 

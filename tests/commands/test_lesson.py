@@ -185,13 +185,6 @@ def test_evidence_shows_what_changed_most_and_no_more():
     assert "<details>" not in words(Lesson("occupancy").evidence())
 
 
-def test_instructions_that_a_claim_is_about_are_shown():
-    told = words(Lesson("exp2").machine_code(r"MUFU\.EX2", lines=10))
-    assert told.startswith("10 instructions of step 3 exp2") and "MUFU.EX2" in told
-    assert ", tileiras " in told.splitlines()[0]
-    assert "has no instruction `UTCMMA`" in words(Lesson("exp2").machine_code("UTCMMA"))
-
-
 def test_with_nothing_recorded_it_still_teaches(tmp_path):
     lesson = Lesson("exp2", results=tmp_path)
     assert "No timing of B=4" in words(lesson.time())
@@ -206,27 +199,13 @@ def test_the_change_is_computed_from_the_code():
     assert "- SHARED" in change.text and "+ SHARED" in change.text
     assert change.text.endswith("\n  ... def fmha(...)") and "@gluon.jit" not in change.text
     assert "+ STAGES = gl.constexpr(2)" in Lesson("stages").change().parts[-1].text
-
-
-def test_a_new_kernel_is_shown_whole_and_an_unchanged_one_is_called_so():
-    assert "def fmha(" in Lesson("wgmma").change().parts[-1].text
+    assert "def fmha(" in Lesson("wgmma").change().parts[-1].text  # a new kernel is shown whole
     assert "reads as before" in "".join(map(str, Lesson("occupancy").change().parts))
-
-
-def test_what_is_inside_a_step_is_shown_piece_by_piece():
-    shown = words(Lesson("split_epilogue").inside())
-    assert "half_output" in shown and "half_query" in shown and "half of Q" not in words(Lesson("exp2").inside())
-    assert "one piece" in words(Lesson("exp2").inside())
 
 
 def forgets_to_subtract_the_maximum(scores, row_max, scale):
     new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale)
     return ct.exp2(scores * scale), ct.exp2(row_max - new_max), new_max
-
-
-def test_a_wrong_variation_is_found_without_a_gpu():
-    shown = words(Lesson("exp2").vary(softmax=forgets_to_subtract_the_maximum))
-    assert "| yes | NO |" in shown
 
 
 def test_an_edited_kernel_is_shown_and_judged():
@@ -241,24 +220,53 @@ def test_an_edited_kernel_is_shown_and_judged():
         lesson.edited(("nothing of the kind", ""))
 
 
-def test_any_two_steps_are_compared_where_rounds_hold_both():
-    told = words(summary.over("deferred_reduce_add", "coalesced_atomics"))
-    assert "NVIDIA H200" in told and "| 4 | 32 | 32 | 128 | bf16 | causal | **1.0" in told
-    assert " same |" in told and "** same" not in told
-    assert "| unordered_softmax | deferred_fence | 12 | 0 | 12 | 0 |" in words(summary.verdicts("unordered_softmax"))
-    assert "No record compares step 401 formulas with step 405 two_blocks" in words(
-        summary.over("formulas", "two_blocks")
-    )
+PAGES = {  # what is called -> what its words hold, and what they do not
+    "instructions": (
+        lambda: Lesson("exp2").machine_code(r"MUFU\.EX2", lines=10),
+        ["10 instructions of step 3 exp2", ", tileiras "],
+    ),
+    "no instruction": (lambda: Lesson("exp2").machine_code("UTCMMA"), ["has no instruction `UTCMMA`"]),
+    "pieces": (lambda: Lesson("split_epilogue").inside(), ["half_output", "half_query"]),
+    "one piece": (lambda: Lesson("exp2").inside(), ["one piece"], ["half of Q"]),
+    "wrong": (lambda: Lesson("exp2").vary(softmax=forgets_to_subtract_the_maximum), ["| yes | NO |"]),
+    "same code": (lambda: Lesson("load_order").evidence(), ["same code, instruction for instruction"]),
+    "other code": (lambda: Lesson("exp2").evidence(), [], ["same code"]),
+    "no room": (lambda: Lesson("stages", few_heads(256)).vary(stages=6), ["needs 416 KiB of shared memory"]),
+    "no tile": (
+        lambda: Lesson("exp2").vary(tile=(64, 64)),
+        ["tile must be a Tile(query, key), got (64, 64)."],
+    ),
+    "no hole": (lambda: Lesson("exp2").vary(tyle=3), ["No hole tyle: step 3 exp2 has load_key, softmax,"]),
+    "no holes": (lambda: Lesson("naive").vary(tile=3), ["Step 1 naive has no holes: it is not a kernel"]),
+    "order": (lambda: Lesson("persistent").order(), ["8 HGMMA"]),
+    "order, no hole": (lambda: Lesson("persistent").order(tyle=3), ["No hole tyle: step 9 persistent has load_key,"]),
+    "order, changed": (lambda: Lesson("epilogue_overlap").order(generation=overlapped.consume), ["HGMMA"]),
+    "order, no holes": (
+        lambda: Lesson("naive").order(tile=3),
+        ["Step 1 naive has no holes: it is not a kernel"],
+    ),
+    "order, no kernel": (lambda: Lesson("naive").order(), ["1 naive: "]),
+    "two steps": (
+        lambda: summary.over("deferred_reduce_add", "coalesced_atomics"),
+        ["NVIDIA H200", "| 4 | 32 | 32 | 128 | bf16 | causal | **1.0", " same |"],
+        ["** same"],
+    ),
+    "verdicts": (
+        lambda: summary.verdicts("unordered_softmax"),
+        ["| unordered_softmax | deferred_fence | 12 | 0 |"],
+    ),
+    "no record of both": (
+        lambda: summary.over("formulas", "two_blocks"),
+        ["No record compares step 401 formulas with step 405 two_blocks"],
+    ),
+}
 
 
-def test_identical_code_is_called_so():
-    assert "same code, instruction for instruction" in words(Lesson("load_order").evidence())
-    assert "same code" not in words(Lesson("exp2").evidence())
-
-
-def test_a_variation_that_cannot_run_says_why():
-    wide = few_heads(256)
-    assert "needs 416 KiB of shared memory" in words(Lesson("stages", wide).vary(stages=6))
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_says_what_is_so(page):
+    make, there, *others = PAGES[page]
+    told = words(make())
+    assert all(some in told for some in there) and not any(some in told for each in others for some in each)
 
 
 def test_a_unit_that_only_one_kernel_knows_is_drawn():
@@ -332,21 +340,6 @@ def test_what_cannot_be_sent_to_a_process_is_measured_without_one():
     broken = dataclasses.replace(step, softmax=lambda *arguments: 1 / 0)
     run, _, _ = measure(small, [broken], [], Settings(device="cpu", seed=1, isolated=False))
     assert run.steps[-1].status == "failed" and "ZeroDivisionError" in run.steps[-1].reason
-
-
-def test_a_variation_that_cannot_be_is_refused_in_words():
-    exp2 = Lesson("exp2")
-    assert words(exp2.vary(tile=(64, 64))) == "tile=(64, 64): tile must be a Tile(query, key), got (64, 64)."
-    assert words(exp2.vary(tile=(64, 64), tyle=3)).startswith("No hole tyle: step 3 exp2 has load_key, softmax,")
-
-
-def test_an_order_of_work_is_told_or_refused_in_words():
-    assert "8 HGMMA" in words(Lesson("persistent").order())
-    assert words(Lesson("persistent").order(tyle=3)).startswith("No hole tyle: step 9 persistent has load_key,")
-    assert "HGMMA" in words(Lesson("epilogue_overlap").order(generation=overlapped.consume))
-    assert words(Lesson("naive").order(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."
-    assert words(Lesson("naive").vary(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."
-    assert words(Lesson("naive").order()).startswith("1 naive: ")
 
 
 def test_a_trial_whose_value_failed_is_shown_as_failed():

@@ -35,13 +35,6 @@ def test_what_is_recorded_of_the_machine_is_shown_without_a_gpu(capsys):
 
 
 def test_without_a_gpu_and_a_record_one_line_says_so(tmp_path, capsys):
-    assert physics.main(["--output-dir", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"steps.physics: this needs a GPU, and nothing is recorded under {tmp_path}\n"
-    assert trace.main(["epilogue_overlap", "--output-dir", str(tmp_path)]) == 2
-    assert (
-        "no trace of step 204 epilogue_overlap at B=4 H=32 S=4096 D=128 fp16 causal is recorded"
-        in capsys.readouterr().err
-    )
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "physics.json").write_text("{}", encoding="utf-8")
     assert physics.main(["--output-dir", str(tmp_path)]) == 2
@@ -53,28 +46,6 @@ def test_a_recorded_trace_is_shown_and_drawn_without_a_gpu(name, tmp_path, capsy
     out = capsys.readouterr().out
     assert "softmax" in out and "times as long" in out
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["mma"], "step 2 mma: traced are Gluon's kernels, whose waits are their own"),
-        (["nobody"], "nobody"),
-        (["epilogue_overlap", "--head-dim", "-1"], "must be a whole number of at least 1"),
-        (["epilogue_overlap", "--figure", "/nowhere/trace.png"], "argument --figure: cannot write to /nowhere"),
-        (["epilogue_overlap", "--figure", "/"], "argument --figure: must be a file, got the folder /"),
-    ],
-)
-def test_a_bad_request_is_one_line(arguments, told, capsys, monkeypatch):
-    if "/nowhere/trace.png" in arguments:
-        monkeypatch.setattr("tutorial_lib.command.check_writable", refuse)
-    assert trace.main(arguments) == 2
-    error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
-
-
-def refuse(option, folder):
-    raise BadRequest(f"argument {option}: cannot write to {folder}: Read-only file system")
 
 
 def test_records_say_of_which_machine_and_hold_what_they_claim():

@@ -84,12 +84,6 @@ def test_a_chapter_shows_the_search_of_a_backward_kernel():
     assert "No search is recorded" in text_of(summary.searched(128, True, kernel="another"))
 
 
-def test_requests_that_make_no_sense_get_one_line(capsys, tmp_path):
-    assert search.main(["--seq-len", "0"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_search_of_another_schema_is_passed_over(tmp_path):
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "search.json").write_text(json.dumps({"schema": 9}), encoding="utf-8")

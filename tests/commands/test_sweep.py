@@ -227,28 +227,6 @@ def test_a_file_that_holds_no_sweep_is_not_written_over(faked, tmp_path, content
     assert "must hold a sweep" in said and said.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        (["--pass", "sideways"], "argument --pass: must be one of forward, backward, training, got 'sideways'"),
-        (["--pass", "forward,"], "argument --pass: must be one of forward, backward, training, got ''"),
-        (["--count", "0"], "argument --count: must be a whole number of at least 1"),
-        (["--seconds", "soon"], "argument --seconds: must be a whole number"),
-        (["--seed", "x"], "argument --seed"),
-    ],
-)
-def test_bad_arguments_are_one_line(faked, asked, told, tmp_path, capsys):
-    assert swept(tmp_path, *asked) == 2
-    said = capsys.readouterr().err
-    assert told in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
-def test_without_a_gpu_and_a_record_it_is_one_line(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: False)
-    assert sweep.main(["--output-dir", str(tmp_path)]) == 2
-    assert "nothing is recorded" in capsys.readouterr().err
-
-
 # --- the worker's side, as far as a CPU goes ---
 
 
@@ -348,5 +326,5 @@ def test_a_figure_and_a_paragraph_tell_of_all_passes(made_up, tmp_path, monkeypa
     assert page.endswith(f"{told} ![{report.FIGURE}](results/gpu/sweep.png)") and "No record holds" not in page
     write_whole(tmp_path / "gpu" / "sweep.json", as_json(made_up))
     monkeypatch.setattr(report, "read_all", lambda paths: [])
-    monkeypatch.setattr(report, "write_ladder", lambda runs, folder: [])
+    monkeypatch.setattr(report, "ladder_report", lambda runs, folder: "")
     assert report.main([str(tmp_path)]) == 0 and (tmp_path / "gpu" / "sweep.png").exists()

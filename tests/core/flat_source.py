@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from triton.experimental.gluon import language as gl
+
 LIMIT = 10
 
 
@@ -123,6 +125,13 @@ def in_short(x, choice):
 def both_ways(x, choices):
     """The same function, called with two constants."""
     return widen(x, choices.one) + widen(x, choices.other)
+
+
+def idle(x, choice):
+    """Two values that nothing reads."""
+    tiles = gl.cdiv(x, choice.width)  # noqa: F841
+    loaded = gl.load(x)  # noqa: F841
+    return x
 
 
 def ends_early(x, choice):

@@ -659,6 +659,8 @@ def test_the_front_door_needs_no_memory_for_all_scores(device):
         most = torch.cuda.max_memory_allocated() - before
     else:
         words = [sys.executable, "-c", LONG.replace("LENGTH", str(length))]
-        found = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+        found = subprocess.run(
+            words, cwd=Path(__file__).parents[2], capture_output=True, text=True, encoding="utf-8", check=True
+        )
         most = 1024 * int(found.stdout)
     assert most < 4 * length**2 / 2

@@ -203,7 +203,10 @@ def test_a_wrong_result_is_never_chosen():
 
 
 def test_a_device_that_is_none_is_named():
-    for device in ("cpu", "tpu", "sm_1"):
+    for device in ("cpu", "tpu", "sm_1", ["sm_90"], None):
         with pytest.raises(ValueError, match="device must be a CUDA device that is here"):
             best(H100, device, RECORDED)
+    for direction in ("sideways", ["forward"], None):
+        with pytest.raises(ValueError, match="direction must be one of forward, backward, paged"):
+            best(H100, "sm_90", RECORDED, direction)
     assert steps.best(H100, "sm_90").step.name == best(H100, "sm_90", RECORDED).step.name

@@ -5,10 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from steps import get_step
 from steps.core.ladder import kernels_of
 from tests.distinct import core, distinct, what_runs
-from tests.shapes import SHAPES, problem
+from tests.shapes import SHAPES
 from tutorial_lib.passes import pass_of
 
 
@@ -49,16 +48,6 @@ def test_what_is_left_out_launches_what_an_earlier_step_launches(steps, monkeypa
                     assert launched(step, shape, monkeypatch) == launched(before, shape, monkeypatch) != []
                     left_out += 1
     assert left_out > 30
-
-
-def test_steps_that_launch_something_else_are_both_tested():
-    causal, full = problem(), problem(causal=False)
-    pairs = distinct(map(get_step, ("mask_loops", "longest_first")), [causal, full])
-    assert [(step.name, shape.causal) for step, shape in pairs] == [
-        ("mask_loops", True),
-        ("mask_loops", False),
-        ("longest_first", True),
-    ]
 
 
 @pytest.mark.parametrize("steps", [kernels_of("forward"), kernels_of("backward")], ids=["forward", "backward"])

@@ -1,5 +1,7 @@
 """The flattener on small functions: its text does what the source does, and holds no more than what runs."""
 
+from dataclasses import replace
+
 import pytest
 
 from steps.writing import program, values
@@ -39,6 +41,31 @@ def test_a_function_that_is_called_with_two_constants(other):
     text = flatten(both_ways, {"choices": choices})
     written = run(text, "both_ways")
     assert [written(x) for x in INPUTS] == [both_ways(x, choices) for x in INPUTS]
+
+
+def test_kernels_that_are_written_together_share_functions_and_keep_their_own_constants():
+    """A function of both takes what differs as a parameter; a kernel with other constants is another kernel."""
+    one, other = Choice(True, 5), Choice(False, 7)
+    first, second, third = ((flat_source.branches, {"choice": its}) for its in (one, other, replace(one, stages=1)))
+    text = flatten(*first, second, third)
+    assert text.count("def widen(") == 1 and text.count("def branches") == 3
+    made = {}
+    exec(text, made)
+    for kernel, (_, bound) in zip(("branches", "branches_2", "branches_3"), (first, second, third), strict=True):
+        assert [made[kernel](x) for x in INPUTS] == [flat_source.branches(x, **bound) for x in INPUTS]
+
+
+def test_a_call_that_only_gives_a_value_is_gone_where_nothing_reads_it():
+    """But not a call of what may do more."""
+    text = flatten(flat_source.idle, {"choice": Choice(True, 5)})
+    assert "cdiv" not in text and "gl.load(x)" in text
+
+
+def test_nothing_is_multiplied_or_divided_by_one_unless_the_name_is_to_be_kept():
+    bound = {"choice": Choice(True, 1)}
+    text = flatten(flat_source.branches, bound)
+    assert "WIDTH" not in text
+    assert "* WIDTH" in flatten(flat_source.branches, bound, keep=frozenset({"WIDTH"}))
 
 
 def test_a_branch_that_is_not_taken_is_gone_and_comments_stay():

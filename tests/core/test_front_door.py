@@ -164,6 +164,10 @@ REFUSED = {
     "nothing": (lambda x: None, "q must be a torch.Tensor, got NoneType"),
     "no queries": (lambda x: x[:, :, :0], "seq_len_q must be a whole number of at least 1, got 0"),
     "an array": (lambda x: x.cpu().numpy(), "q must be a torch.Tensor, got ndarray"),
+    "masked": (
+        lambda x: torch.masked.masked_tensor(x, x > 0),
+        "q must be a tensor (that takes new operators|with memory of its own), got a MaskedTensor",
+    ),
 }
 
 
@@ -215,6 +219,7 @@ OF_SDPA = [
     ({"causal": torch.ones(40, 40, dtype=torch.bool)}, "causal must be True or False, got a tensor"),
     ({"causal": "no"}, "causal must be True or False, got 'no'"),
     ({"scale": "a half"}, "scale must be a number, got 'a half'"),
+    ({"scale": "0.5"}, "scale must be a number, got '0.5'"),  # which float() would read
     ({"scale": float("nan")}, "scale must be a finite number, got nan"),
     ({"scale": 10**400}, "scale must be a finite number, got inf"),
     ({"scale": 2.4e38}, "scale must be between -2.3e"),
@@ -327,6 +332,25 @@ def test_derivatives_in_forward_mode_are_refused_by_name(pair):
     for hides, given in ((torch.vmap, q[None]), (torch.func.functionalize, q)):
         with pytest.raises(ValueError, match="q must have no derivative in forward mode"):
             torch.func.jvp(hides(lambda q: steps.attention(q, k, v)), (given,), (given,))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_no_derivative_in_forward_mode_is_lost_inside_of_a_compiled_program(backend):
+    """Where the operators would drop it: what is traced shows no tangents."""
+    q, k, v = random(), random(), random()
+    for f in (
+        lambda q: torch.func.jvp(lambda q: steps.attention(q, k, v), (q,), (q,)),
+        torch.func.jacfwd(lambda q: steps.attention(q, k, v).sum()),
+    ):
+        torch.compiler.reset()
+        with pytest.raises(ValueError, match="q must have no derivative in forward mode"):
+            torch.compile(f, backend=backend)(q)
+    torch.compiler.reset()
+    beside = torch.compile(
+        lambda x: torch.func.jvp(lambda x: (x * steps.attention(q, k, v)).sum(), (x,), (x,)), backend=backend
+    )
+    value, tangent = beside(k)
+    assert torch.equal(value, tangent)
 
 
 WITHIN = {
@@ -469,6 +493,13 @@ def test_fake_tensors_first_and_real_ones_after(monkeypatch):
             with pytest.raises(ValueError, match="q must be a tensor with memory of its own, got a FakeTensor"):
                 get_step(name).attention(*fake)
     assert_right(steps.attention(q, k, v, causal=True), q, k, v, causal=True)
+
+
+def test_fake_tensors_of_a_gpu_that_is_not_there_have_gradients():
+    with FakeTensorMode():
+        q = torch.empty(SHAPE, dtype=torch.float16, device="cuda", requires_grad=True)
+        o = steps.attention(q, q, q)
+        assert o.requires_grad and o.device.type == "cuda" and o.shape == q.shape
 
 
 def test_tensors_with_a_dispatch_of_their_own_have_gradients_too(pair):

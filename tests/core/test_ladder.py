@@ -1,10 +1,5 @@
 """The ladder: found by its folders, in parts; every step of the main path brings something where it says so."""
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from steps import GRADIENTS, INSIDE, PAGED, PARALLEL, PARTS, STEPS, get_step
@@ -12,9 +7,9 @@ from steps.core import ladder
 from steps.core.ladder import module_file, owner_of, part_of, select
 from steps.core.recorded import recorded_runs
 from tests.results.recorded import RECORDED
+from tests.selection import ROOT
 from tutorial_lib.files import RESULTS
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 WAITING = {"split_kv"}  # for rounds that hold it beside the step it stands on
 MAIN_PATH = [s for s in (*STEPS[1:], *GRADIENTS[1:]) if not s.fork and part_of(s.number).timed]
 
@@ -109,30 +104,6 @@ def test_a_step_of_the_main_path_is_faster_on_its_own_problem(step):
 def test_who_waits_for_a_record_has_none(step):
     """Else it is to be faster, as the others are."""
     assert recorded_on_its_own_problem(step) is None, "take it out of WAITING"
-
-
-def test_load_order_is_the_same_code_and_so_never_faster():
-    found = [run.measurement("load_order") for run in RECORDED]
-    assert {m.speedup_vs_previous.verdict for m in found if m and m.speedup_vs_previous} == {"same"}
-
-
-def test_a_toy_step_is_found_by_its_file(tmp_path):
-    """A copy of the tree, one more module, and nothing else."""
-    for folder in ("steps", "tutorial_lib"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "steps" / "cutile" / "step017_toy.py").write_text(
-        "from steps.cutile import step010_mask_loop\n\n"
-        'STEP = step010_mask_loop.STEP.evolve(number=17, name="toy", title="Toy", change="A toy.", occupancy=1)\n',
-        encoding="utf-8",
-    )
-    asked = "from steps import get_step; print(get_step('toy').label, get_step(17).previous.label)"
-    done = subprocess.run(
-        [sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, encoding="utf-8", check=True
-    )
-    assert done.stdout.split("\n")[0] == "17 toy 10 mask_loop"
-    (tmp_path / "steps" / "cutile" / "step017_toy.py").rename(tmp_path / "steps" / "cutile" / "step018_toy.py")
-    done = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, encoding="utf-8")
-    assert done.returncode and "must hold the step of its file's name" in done.stderr
 
 
 def test_steps_are_selected_by_number_name_range_and_part():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import steps
-from steps import STEPS, Unsupported, get_step
+from steps import Unsupported, get_step
 from steps.core import attention as front
 from steps.core import launch
 from steps.core.step import TorchStep
@@ -58,7 +58,7 @@ def of_many_kinds(q, k, v):
         "other dtype": tuple(x.bfloat16() for x in (q, k, v)),
         "shorter queries": (q[:, :, :50], k, v),
         "shorter keys": (q, k[:, :, :50], v[:, :, :50]),
-        "fewer heads of keys": (q, k[:, :1], v[:, :1]),
+        "fewer heads of keys": (q, k[:, : k.shape[1] // 2], v[:, : k.shape[1] // 2]),
         "elsewhere in memory": tuple(torch.cat([x.flatten()[:3], x.flatten()])[3:].view(x.shape) for x in (q, k, v)),
     }
 
@@ -263,15 +263,3 @@ def test_torch_compile_takes_it_whole_and_without_a_warning(uses):
     for length in (70, 33):
         q, k, v = inputs(seq_len_q=length)
         assert torch.equal(compiled(q, k, v), steps.attention(2 * q, k, v, causal=True) + 1)
-
-
-def test_the_front_door_tells_what_is_wrong():
-    q, k, v = inputs()
-    with pytest.raises(ValueError, match=r"q must be a torch\.Tensor, got NoneType"):
-        steps.attention(None, k, v)
-    with pytest.raises(ValueError, match="k must have q's dtype"):
-        steps.attention(q, k.bfloat16(), v)
-
-
-def test_steps_of_the_ladder_hold_nothing_but_what_they_are():
-    assert all("launches" not in step.__getstate__() for step in STEPS)

@@ -8,7 +8,7 @@ import pytest
 
 from steps import get_step
 from steps.core.problems import HEADLINE
-from tests import lock
+from tests import changed, lock
 from tutorial_lib import compiler, identity
 
 CUTILE = '''"""A kernel."""
@@ -167,3 +167,31 @@ def test_the_file_is_whole_and_in_order(monkeypatch, tmp_path):
     lock.write(known | {"compiled": {"k": {"figures": 1}}})
     assert lock.read() == known | {"asking": ["a", "b"], "compiled": {"k": {"figures": 1}}}
     assert '"k": {"figures": 1}' in lock.PATH.read_text(encoding="utf-8").splitlines()  # an entry a line
+
+
+def known(digest: str, spilled: int, ptx: str | None = None) -> dict:
+    """A lock of two kernels: one of step swizzle, and one of step wgmma with this digest."""
+
+    def kernel(code, spilled, ptx=None):
+        return {"spilled_bytes": spilled, "figures": {"codes": {"": code}, "ptx": ptx}}
+
+    kernels = {"a": kernel("as it was", 4), "b": kernel(digest if ptx is None else "other code", spilled, ptx)}
+    digests = {"swizzle p sm_90": "as it was", "wgmma p sm_90": ptx or digest}
+    return {"compilers": {"triton": "3"}, "digests": digests, "compiled": kernels}
+
+
+@pytest.mark.parametrize("ptx", [None, "ptx"])
+def test_spills_are_counted_by_kind_and_told_of_the_steps_that_changed(ptx):
+    rows = changed.table(known("one", 0), known("another", 12, ptx))
+    assert rows == [
+        ["**gluon forward, sm_90**", "1", "1", "1", "1", "4", "4"],
+        ["**hopper forward, sm_90**", "1", "0", "0", "1", "0", "12"],
+        ["wgmma", "1", "0", "0", "1", "0", "12"],
+    ]
+    assert changed.markdown(rows).splitlines()[0].startswith("|  | kernels |")
+
+
+def test_what_one_lock_does_not_know_is_in_no_sum():
+    before, now = known("one", 0), known("another", 12)
+    del before["compiled"]["b"]
+    assert changed.table(before, now)[-1] == ["**hopper forward, sm_90**", "1", "0", "0", "0", "0", "0"]

@@ -5,7 +5,6 @@ import dataclasses
 import pickle
 import re
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,9 @@ from steps.core.ladder import PARTS, kernels_of
 from steps.core.path import runs_as_before
 from steps.core.problems import standard
 from steps.hopper.products import HALF_HELD, QUARTER_HELD, SHARED
+from tests.selection import ROOT
 from tutorial_lib.files import RESULTS
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 ARCH = "sm_90"
 PROBLEMS = [
     standard(*shape) for shape in product((1024, 1280, 2048, 4096, 8192), (32, 64, 80, 128, 256), (True, False))
@@ -38,25 +37,11 @@ def conditions(step) -> list[OnlyFor]:
 
 
 PARTLY = [step for step in FUSED if conditions(step)]
+assert {"mask_loop", "epilogue_overlap", "pv_wait_after_max", "quarter_q_registers"} <= {step.name for step in PARTLY}
 
 
 def is_for(step, problem) -> bool:
     return any(condition.takes(step.in_tiles(problem)) for condition in conditions(step))
-
-
-def test_these_steps_are_for_some_problems_alone():
-    """So that the next test has what it looks at."""
-    names = {step.name for step in PARTLY}
-    assert names >= {
-        "mask_loop",
-        "epilogue_overlap",
-        "three_warpgroups_unordered",
-        "half_output",
-        "half_query",
-        "hopper_deferred_sum",
-        "pv_wait_after_max",
-    }
-    assert names >= {"reverse_kv_order", "row_max_ilp", "no_redundant_barriers", "quarter_q_registers"}
 
 
 @pytest.mark.parametrize("step", PARTLY, ids=lambda step: step.name)

@@ -24,22 +24,6 @@ PROBLEMS = [
 ]
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
-def test_every_tile_is_dealt_once(problem):
-    dealt = order.deal(problem, TILE, 132)
-    numbers = sorted(number for tiles in dealt for number in tiles)
-    assert numbers == list(range(order.tiles_a_head(problem, TILE) * problem.heads * problem.batch))
-    assert all(dealt) and len(dealt) <= 132
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
-def test_nobody_has_more_than_one_tile_too_many(problem):
-    """Dealing to whoever is free first ends at most one longest tile after the average (Graham 1966)."""
-    shares = order.shares(problem, TILE, 132)["dealt"]
-    longest = max(order.length(problem, TILE, i) for i in range(order.tiles_a_head(problem, TILE)))
-    assert max(shares) <= sum(shares) / 132 + longest
-
-
 WIDE = dataclasses.replace(CAUSAL, heads=16, kv_heads=16, head_dim=256)
 LATE = [
     dataclasses.replace(WIDE, batch=batch, seq_len_q=n, seq_len_kv=n)
@@ -64,6 +48,39 @@ def test_with_an_even_end_the_last_block_ends_sooner(problem, query, blocks):
     assert sum(before) == sum(now) and max(now) < 0.98 * max(before)
     numbers = sorted(number for tiles in order.deal(problem, tile, blocks, balanced_tail=True) for number in tiles)
     assert numbers == list(range(order.tiles_a_head(problem, tile) * problem.heads * problem.batch))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
+def test_every_tile_is_dealt_once_and_fairly(problem):
+    """Dealing to whoever is free first ends at most one longest tile after the average (Graham 1966)."""
+    dealt, a_head = order.deal(problem, TILE, 132), order.tiles_a_head(problem, TILE)
+    numbers = sorted(number for tiles in dealt for number in tiles)
+    assert numbers == list(range(a_head * problem.heads * problem.batch))
+    assert all(dealt) and len(dealt) <= 132
+    shares = order.shares(problem, TILE, 132)["dealt"]
+    assert max(shares) <= sum(shares) / 132 + max(order.length(problem, TILE, i) for i in range(a_head))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
+def test_a_section_fits_and_divides_the_heads(problem):
+    heads = order.section_heads(problem)
+    keys_and_values = 2 * 2 * problem.seq_len_kv * problem.head_dim * heads / problem.group_size
+    assert heads == 1 or keys_and_values <= order.SECTION_BYTES
+    in_section = order.SECTIONS.section(problem)
+    assert 1 <= in_section <= heads and problem.batch * problem.heads % in_section == 0
+    assert order.NATURAL.section(problem) == order.DEALT.section(problem) == 0
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
+def test_the_lists_are_as_long_as_was_said_and_hold_all_tiles_that_are_visited(problem):
+    blocks, (dealt, starts) = order.DEALT.blocks(problem, TILE, torch.device("cpu"))
+    number, length = order.DEALT.lengths(problem, TILE, "sm_90")
+    assert len(dealt) == number == starts[-1] and blocks == len(starts) - 1
+    assert length == len(order.deal(problem, TILE, REFERENCE_GPUS["sm_90"].multiprocessors)) + 1
+    assert order.NATURAL.lengths(problem, TILE, "sm_90") == ()
+    in_head = dealt % order.tiles_a_head(problem, TILE)
+    visited = sum(order.length(problem, TILE, int(i)) - order.START for i in in_head)
+    assert visited == tiles_visited(problem, TILE)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
@@ -94,52 +111,13 @@ def test_dealing_is_fairer_than_taking_turns_where_lengths_differ():
     assert max(shares["by number, in turn"]) > max(shares["dealt"])
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
-def test_a_section_fits(problem):
-    heads = order.section_heads(problem)
-    keys_and_values = 2 * 2 * problem.seq_len_kv * problem.head_dim * heads / problem.group_size
-    assert heads == 1 or keys_and_values <= order.SECTION_BYTES
-
-
 def test_the_longest_tiles_of_a_section_come_first():
     first = [tiles[0] % order.tiles_a_head(CAUSAL, TILE) for tiles in order.deal(CAUSAL, TILE, 8)]
     assert min(first) > order.tiles_a_head(CAUSAL, TILE) / 2
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
-def test_sections_that_a_number_tells_divide_the_heads_and_fit(problem):
-    heads = order.SECTIONS.section(problem)
-    assert problem.batch * problem.heads % heads == 0
-    assert 1 <= heads <= order.section_heads(problem)
-    assert order.NATURAL.section(problem) == order.DEALT.section(problem) == 0
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
-def test_the_lists_are_as_long_as_was_said(problem):
-    import torch
-
-    _, lists = order.DEALT.blocks(problem, TILE, torch.device("cpu"))
-    number, starts = order.DEALT.lengths(problem, TILE, "sm_90")
-    assert len(lists[0]) == number
-    assert starts == len(order.deal(problem, TILE, REFERENCE_GPUS["sm_90"].multiprocessors)) + 1
-    assert order.NATURAL.lengths(problem, TILE, "sm_90") == ()
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
-def test_the_lists_hold_all_tiles_of_keys_that_are_visited(problem):
-    import torch
-
-    blocks, (dealt, starts) = order.DEALT.blocks(problem, TILE, torch.device("cpu"))
-    a_head = order.tiles_a_head(problem, TILE)
-    assert blocks == len(starts) - 1 and starts[-1] == len(dealt)
-    visited = sum(order.length(problem, TILE, int(i)) - order.START for i in dealt % a_head)
-    assert visited == tiles_visited(problem, TILE)
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
 def test_blocks_count_where_all_tiles_are_as_long_and_else_are_dealt(problem):
-    import torch
-
     asked = problem, TILE, torch.device("cpu")
     number, lists = order.COUNTED.blocks(*asked)
     assert number == order.DEALT.blocks(*asked)[0] == len(order.deal(problem, TILE, number))

@@ -5,7 +5,6 @@ import dataclasses
 import re
 import tomllib
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,12 +17,11 @@ from steps.core.recorded import find_recorded, recorded_search
 from steps.core.rules import Rule, rule_for
 from steps.core.tiles import BlockShape, Tile
 from steps.trials import get_trial, recorded_trial
-from tests.selection import sampled
+from tests.selection import ROOT, sampled
 from tutorial_lib.architectures import ARCHITECTURES, KIB, blocks_per_multiprocessor
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import BACKWARD, FORWARD
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 ALL = [rule for kernel in rules.rules().values() for rule in kernel]
 COMPILED = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 HEAD_DIMS = (32, 64, 128, 256)
@@ -86,9 +84,17 @@ def test_what_an_h100_launches_spills_only_by_a_rule_with_a_record():
 
 
 def test_gpus_of_one_family_take_the_same_rules():
-    for kernel, head_dim in product(("attention", "keys", "queries"), HEAD_DIMS):
-        found = {rule_for(kernel, standard(head_dim=head_dim), f"sm_{n}").name for n in (100, 103, 107, 110)}
+    families = (100, 103, 107, 110), (120, 121), (86, 89)
+    for kernel, head_dim, family in product(("attention", "keys", "queries"), HEAD_DIMS, families):
+        found = {rule_for(kernel, standard(head_dim=head_dim), f"sm_{n}").name for n in family}
         assert len(found) == 1
+
+
+def test_where_a_second_loop_would_spill_there_is_one_loop():
+    step, problem = get_step("mask_loop"), standard(causal=True)
+    loops = {arch: step.variant(problem, arch).mask_loop for arch in (*COMPILED, "sm_121", "cpu")}
+    assert {arch for arch, loop in loops.items() if loop is None} == {"sm_80", "sm_86", "sm_89"}
+    assert step.compile(problem, "sm_80").spilled_bytes == 0
 
 
 def test_gradients_with_fewer_queries_spill_no_more_and_are_slower():
@@ -143,37 +149,23 @@ def test_every_rule_is_compiled_by_that_test():
     assert left == {(kernel, "CPU_Block_64x64") for kernel in ("attention", "keys", "queries")}
 
 
-@pytest.mark.parametrize("kernel", rules.rules())
-def test_names_are_of_one_rule_each(kernel):
-    names = [rule.name for rule in rules.rules()[kernel]]
-    assert len(set(names)) == len(names)
-    assert all(re.fullmatch(r"[A-Z]\w+_\d+x\d+", name) for name in names)
-
-
 @pytest.mark.parametrize("arch", [*ARCHITECTURES, "sm_999", "cpu"])
-@pytest.mark.parametrize("kernel", ["attention", "keys", "queries"])
-def test_every_architecture_has_a_rule(kernel, arch):
-    for head_dim in HEAD_DIMS:
+def test_every_architecture_has_a_rule(arch):
+    for kernel, head_dim in product(("attention", "keys", "queries"), HEAD_DIMS):
         assert rule_for(kernel, standard(1, head_dim), arch)
 
 
-@pytest.mark.parametrize("rule", ALL, ids=lambda r: r.name)
-def test_a_name_ends_with_the_tile(rule):
-    assert rule.name.endswith(f"_{rule.choice.tile.query}x{rule.choice.tile.key}")
-
-
-@pytest.mark.parametrize("rule", [rule for rule in ALL if rule.record], ids=lambda r: r.name)
-def test_a_record_that_is_named_exists(rule):
-    assert (RESULTS / rule.record).exists()
+def test_a_name_is_of_one_rule_and_ends_with_its_tile_and_its_record_exists():
+    assert len({(rule.kernel, rule.name) for rule in ALL}) == len(ALL)
+    for rule in ALL:
+        assert re.fullmatch(rf"[A-Z]\w+_{rule.choice.tile.query}x{rule.choice.tile.key}", rule.name)
+        assert rule.record is None or (RESULTS / rule.record).exists(), rule.name
 
 
 def test_what_was_found_is_the_fastest_of_the_recorded_search():
     for (kernel, head_dim, causal), shape in search.fastest(recorded_search("sm_90")).items():
         assert kernel is None
         assert rule_for("searched", standard(head_dim=head_dim, causal=causal), "sm_90").choice == shape
-
-
-def test_what_was_found_for_gradients_is_the_fastest_of_the_recorded_search():
     found = search.fastest(recorded_search("sm_90", direction="backward"))
     kept = {key: shape for key, shape in found.items() if key[0] in ("keys", "queries")}
     assert set(kept) >= set(product(("keys", "queries"), (64, 128), (True, False)))

@@ -4,7 +4,7 @@ import dataclasses
 import pickle
 import re
 import secrets
-from functools import cached_property, lru_cache
+from itertools import product
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from steps.cdna.skeleton import AmdStep
 from steps.core.fused import FusedStep
 from steps.core.ladder import kernels_of
 from steps.core.order import Order
+from steps.core.problems import HEADLINE
 from steps.core.step import PADDING, PIECE, Unsupported
 from steps.cutile.skeleton import CuTileStep
 from steps.cutile.variant import Latency, MaskLoop
@@ -23,10 +24,11 @@ from steps.everyday.decoding import DecodeStep
 from steps.gluon.skeleton import GluonStep
 from steps.hopper.skeleton import HopperStep
 from steps.writing.written import write_step
+from tests.checking import Asked, asked, assert_right
 from tests.distinct import core, distinct, first_and_last, named
 from tests.selection import ALL, sampled
 from tests.shapes import HARD, PADDED, SHAPES, problem
-from tutorial_lib.accuracy import Accuracy, compare, cosine, rounding_step, worst
+from tutorial_lib.accuracy import compare, cosine, rounding_step, worst
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.reference import attention_and_lse_float64, attention_float64, sdpa_error
 
@@ -41,31 +43,6 @@ GLUON = [step for step in kernels_of("forward") if isinstance(step, GluonStep)]
 HOPPER = [step for step in kernels_of("forward") if isinstance(step, HopperStep)]
 BLACKWELL = [step for step in kernels_of("forward") if isinstance(step, BlackwellStep)]
 CDNA = [step for step in kernels_of("forward") if isinstance(step, AmdStep)]
-
-
-class Asked:
-    """Inputs of a problem, what is right, and which error is allowed; nobody may write there."""
-
-    def __init__(self, a_problem, device):
-        self.problem = a_problem
-        self.inputs = FORWARD.inputs(a_problem, secrets.randbits(32), device)
-        self.exact = FORWARD.reference(a_problem, self.inputs)
-        self.allowed = FORWARD.yardstick(a_problem, self.inputs, self.exact)
-
-    @cached_property
-    def lse(self) -> torch.Tensor:
-        return attention_and_lse_float64(*self.inputs, self.problem.causal, self.problem.scale)[1]
-
-
-@lru_cache(maxsize=64)
-def asked(a_problem, device: str) -> Asked:
-    """Once for all steps."""
-    return Asked(a_problem, device)
-
-
-def accuracy_of(step, a_problem, device="cpu") -> Accuracy:
-    of = asked(a_problem, device)
-    return FORWARD.check(step, a_problem, of.inputs, of.exact, of.allowed)
 
 
 def with_log_sum_exp(step, of: Asked) -> torch.Tensor:
@@ -87,7 +64,7 @@ CASES = [(s, shape) for s, shape in distinct(ON_CPU, SHAPES) if not isinstance(s
 @pytest.mark.parametrize(("step", "shape"), CASES, ids=named)
 def test_step_is_correct(step, shape, pytestconfig):
     """Output and log-sum-exp of one call; and without the log-sum-exp, with which kernels differ, the same output."""
-    of = asked(shape, "cpu")
+    of = asked("forward", shape)
     o = with_log_sum_exp(step, of)
     accuracy = compare(o, *of.exact, *of.allowed)
     assert accuracy.correct, accuracy.explain()
@@ -98,7 +75,7 @@ def test_step_is_correct(step, shape, pytestconfig):
 
 @pytest.mark.parametrize("shape", HARD, ids=lambda p: p.slug)
 def test_pytorchs_own_gives_the_log_sum_exp_too(shape):
-    with_log_sum_exp(STEPS[0], asked(shape, "cpu"))
+    with_log_sum_exp(STEPS[0], asked("forward", shape))
 
 
 WIDENED = distinct([s for s in kernels_of("forward") if s.pads_head_dim], PADDED)
@@ -107,8 +84,7 @@ WIDENED = distinct([s for s in kernels_of("forward") if s.pads_head_dim], PADDED
 @sampled(core=core(WIDENED, always=PADDED[:1]))
 @pytest.mark.parametrize(("step", "shape"), WIDENED, ids=named)
 def test_head_dims_between_are_filled_up_with_zeros(step, shape):
-    accuracy = accuracy_of(step, shape)
-    assert accuracy.correct, accuracy.explain()
+    assert_right(step, shape)
 
 
 APART = distinct(HOPPER, [problem(heads=2, seq_len_q=192, seq_len_kv=192, scale=1.0)])
@@ -117,8 +93,7 @@ APART = distinct(HOPPER, [problem(heads=2, seq_len_q=192, seq_len_kv=192, scale=
 @pytest.mark.parametrize(("step", "shape"), APART, ids=named)
 def test_a_maximum_is_that_of_all_keys(step, shape):
     """Any number near it would do, but for weights that overflow: so with scores that lie far apart."""
-    accuracy = accuracy_of(step, shape)
-    assert accuracy.correct, accuracy.explain()
+    assert_right(step, shape)
 
 
 LATE = [
@@ -184,7 +159,7 @@ LAID_OUT = distinct(CUTILE + GLUON + HOPPER + BLACKWELL + CDNA, [problem(heads=2
 @pytest.mark.parametrize(("step", "shape"), LAID_OUT, ids=named)
 def test_any_strides_will_do(step, shape):
     """What a launch passes of them is a skeleton's, and the same in all of its steps."""
-    q, k, v = asked(shape, "cpu").inputs
+    q, k, v = asked("forward", shape).inputs
     expected = step.attention(q, k, v, True)
     transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]  # heads behind the sequence
     assert torch.equal(step.attention(*transposed, True), expected)
@@ -295,13 +270,15 @@ def test_bad_scale_and_out_are_named():
             of.attention(q, k, v, scale=torch.tensor(0.5, requires_grad=True))
     with pytest.raises(ValueError, match="out must be a tensor with shape"):
         STEPS[2].attention(q, k, v, out=torch.empty(3))
+    with pytest.raises(ValueError, match="return_lse must be True or False, got a tensor"):
+        STEPS[2].attention(q, k, v, return_lse=torch.ones(2))
 
 
-@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
-def test_unsupported_head_dim_is_refused(step):
-    q, k, v = FORWARD.inputs(problem(head_dim=44), 0)
-    with pytest.raises(Unsupported, match="head_dim must be a multiple of 8 up to 256, got 44"):
-        step.attention(q, k, v)
+@pytest.mark.parametrize("name", ["mma", "swizzle", "wgmma", "longest_first", "transposed_scores", "paged", "split_kv"])
+def test_what_is_no_problem_is_not_compiled(name):
+    for given in (None, "B=1", {}):
+        with pytest.raises(ValueError, match="problem must be a Problem, got"):
+            get_step(name).compile(given)
 
 
 @pytest.mark.parametrize(
@@ -314,6 +291,24 @@ def test_unsupported_head_dim_is_refused(step):
 def test_what_the_hardware_cannot_index_is_refused(shape, message):
     assert re.search(message, CUTILE[0].unsupported(shape, "sm_90"))
     assert CUTILE[0].unsupported(problem(), "sm_90") is None
+
+
+AMD = [step for step in kernels_of("forward") if step.made_for.startswith("gfx")]
+CLUSTERS = [get_step(name) for name in ("cluster", "l2_aware", "autotuned")]
+OTHERS = [  # steps, architectures that they are not for, and what is said
+    (CLUSTERS, ("sm_80",), "made of clusters .* not {}"),
+    (HOPPER, ("sm_80", "sm_100", "sm_120"), "wgmma, which sm_90 alone has, not {}"),
+    (BLACKWELL, ("sm_80", "sm_90", "sm_110", "sm_120"), "tcgen05 and tensor memory, for sm_100 and sm_103, not for {}"),
+    (AMD, ("sm_80", "sm_90", "gfx90a", "gfx1201"), "made for AMD's CDNA GPUs, gfx942 and gfx950, not for {}"),
+]
+
+
+@pytest.mark.parametrize(("those", "architectures", "message"), OTHERS, ids=["clusters", "Hopper", "Blackwell", "CDNA"])
+def test_other_architectures_are_refused_by_name(those, architectures, message):
+    """Before a compiler sees them: some would end the process."""
+    for step, arch in product(those, architectures):
+        with pytest.raises(Unsupported, match=message.format(arch)):
+            step.compile(HEADLINE, arch)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,19 @@
 
 import dataclasses
 
+import cuda.tile as ct
 import pytest
+from cuda.tile.compilation import CallingConvention, KernelSignature, TupleConstraint
 
-from steps import Unsupported, get_step
+from steps import get_step
+from steps.core.problems import FULL
 from steps.core.problems import HEADLINE as EVEN
+from steps.cutile.skeleton import array, signature
 from steps.cutile.variant import Latency, MaskLoop
 from tests.core.test_one_change import CUTILE
 from tests.expected import same_compilers
 from tests.selection import sampled
-from tutorial_lib import sass
+from tutorial_lib import compiler, sass
 from tutorial_lib.compiler import CUTILE_ARCHITECTURES
 
 pytestmark = same_compilers
@@ -130,12 +134,6 @@ def test_the_compiler_explains_itself():
     assert "entry @fmha" in compiled.tile_ir and compiled.ptx is None
 
 
-@pytest.mark.parametrize("name", ["cluster", "l2_aware", "autotuned"])
-def test_clusters_are_refused_where_there_are_none(name):
-    with pytest.raises(Unsupported, match=r"made of clusters .* not sm_80"):
-        get_step(name).compile(EVEN, "sm_80")
-
-
 def test_a_cluster_fetches_for_both_its_blocks():
     alone, together = (get_step(name).compile(EVEN) for name in ("approx_division", "cluster"))
     assert ".MULTICAST" in together.sass and ".MULTICAST" not in alone.sass
@@ -163,3 +161,19 @@ def test_loading_transposed_changes_nothing():
         assert load_order.same_code(exp2) == (arch != "sm_121")  # as the chapter says
         assert not exp2.same_code(mma)
         assert exp2.hot_loop["FP32"] < 0.5 * mma.hot_loop["FP32"]
+
+
+@pytest.mark.parametrize("name", ["mma", "exp2"])  # in base e, in base 2
+def test_a_kernel_that_stores_the_log_sum_exp_compiles(name):
+    step = get_step(name)
+    function = step.kernel_function(dataclasses.replace(step.variant(FULL, "sm_90"), lse=True))
+    q, k, v, o, scale = signature(FULL).parameters
+    lse = array((FULL.batch, FULL.heads, FULL.seq_len_q), ct.float32)
+    parameters = [q, k, v, TupleConstraint((o, lse)), scale]
+    compiled = compiler.compile_cutile(
+        step.compiled_when_launched(function),
+        KernelSignature(parameters, CallingConvention.cutile_python_v2(), symbol="fmha"),
+        "sm_90",
+        step.variant(FULL, "sm_90").tile.scores,
+    )
+    assert compiled.code != step.compile(FULL).code

@@ -3,8 +3,6 @@
 import json
 from dataclasses import replace
 
-import pytest
-
 from steps import inspect, run
 from steps.core.grids import GRIDS
 from steps.core.problems import PAGED_DECODING
@@ -43,28 +41,6 @@ def test_pages_are_a_pass_of_their_own_with_a_mask(capsys, tmp_path):
     assert status == 0 and "Attention to keys in pages" in out and "causal pages of 16" in out
     assert found["direction"] == "paged" and found["problem"]["page_size"] == 16
     assert [(m["name"], m["correct"]) for m in found["steps"]] == [("gathered", True), ("paged", True)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--page-size", 0], "argument --page-size: "),
-        (["--page-size", 16, "--direction", "backward"], "argument --page-size: goes without --direction backward"),
-        (
-            ["--page-size", 16, "--window", 4],
-            "page_size goes with no other feature, got window, too",
-        ),
-        (["--page-size", 16, "--lengths", "3,4"], "argument --lengths: goes without --page-size"),
-        (["--page-size", 16, "--steps", "exp2"], "must be steps of the paged pass, got 3 exp2"),
-        (["--seq-len-q", 9, "--lengths", "3,4"], "argument --lengths: goes without --seq-len-q"),
-        (["--seq-len-q", 9, "--seq-len", 8, "--page-size", 16], "seq_len_q must be at most seq_len_kv (8) with pages"),
-        (["--seq-len-q", 9, "--grid", "decode"], "argument --grid: goes without --seq-len-q"),
-        (["--page-size", 16, "--peers", "flex"], "argument --peers: no peer flex; all takes those there are"),
-    ],
-)
-def test_what_makes_no_sense_is_one_line(capsys, tmp_path, arguments, message):
-    status, _, err = call(capsys, *arguments, "--output-dir", tmp_path)
-    assert status == 2 and message in err and len(err.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
 def test_grids_of_decoding():

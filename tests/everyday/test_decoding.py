@@ -12,6 +12,7 @@ from steps.core.ladder import kernels_of
 from steps.core.problems import DECODING
 from steps.everyday import decoding
 from steps.everyday.decoding import MERGE, START, DecodeStep, at_once, number_of_splits
+from tests.checking import Asked, asked, assert_right
 from tutorial_lib import interpreter
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.passes import FORWARD
@@ -51,10 +52,8 @@ def multiprocessors(request, monkeypatch):
 @pytest.mark.parametrize("step", DECODES, ids=lambda s: s.name)
 def test_a_step_is_right(step, shape, multiprocessors):
     step = dataclasses.replace(step)  # nothing is ready yet
-    inputs = FORWARD.inputs(shape, secrets.randbits(32))
-    exact = FORWARD.reference(shape, inputs)
-    found = FORWARD.check(step, shape, inputs, exact, FORWARD.yardstick(shape, inputs, exact))
-    assert found.correct, found.explain()
+    assert_right(step, shape)
+    inputs = asked("forward", shape).inputs
     _, lse = step.attention(*inputs, scale=shape.scale, return_lse=True)
     expected = log_sum_exp(inputs[0], inputs[1], False, shape.effective_scale)
     torch.testing.assert_close(lse, expected, rtol=1e-4, atol=1e-3)
@@ -75,10 +74,7 @@ def test_any_strides_will_do(step, multiprocessors):
 def test_parts_without_a_key_count_nothing(monkeypatch):
     """Five tiles in four parts: two, two, one, none."""
     monkeypatch.setattr(decoding, "number_of_splits", lambda *_: 4)
-    step, shape = dataclasses.replace(get_step("split_kv")), decoding_of(seq_len_kv=290)
-    inputs = FORWARD.inputs(shape, secrets.randbits(32))
-    exact = FORWARD.reference(shape, inputs)
-    assert FORWARD.check(step, shape, inputs, exact, FORWARD.yardstick(shape, inputs, exact)).correct
+    assert_right(dataclasses.replace(get_step("split_kv")), decoding_of(seq_len_kv=290))
 
 
 @pytest.mark.parametrize("splits", [1, 2, 31, 70])
@@ -109,10 +105,8 @@ def test_the_count_is_zero_again_behind_every_launch(monkeypatch):
     monkeypatch.setattr(decoding, "each_stream", lambda make, device: lambda: kept)
     step, shape = dataclasses.replace(get_step("last_block_merges")), decoding_of(seq_len_kv=290)
     for _ in range(2):
-        inputs = FORWARD.inputs(shape, secrets.randbits(32))
-        exact = FORWARD.reference(shape, inputs)
-        assert FORWARD.check(step, shape, inputs, exact, FORWARD.yardstick(shape, inputs, exact)).correct
-        assert not kept.any()
+        accuracy = Asked("forward", shape, "cpu").check(step)
+        assert accuracy.correct and not kept.any()
 
 
 def test_what_a_block_stores_is_visible_before_it_counts():
@@ -226,10 +220,10 @@ def test_no_loop_spills_however_many_queries_there_are(step):
 def test_more_queries_than_a_tile_has_rows_are_refused_and_the_step_that_is_named_takes_them(head_dim, seq_len_q):
     shape = decoding_of(head_dim=head_dim, seq_len_q=seq_len_q)
     in_pages = dataclasses.replace(shape, page_size=16)
-    for name, asked, taker in (("split_kv", shape, "pack_gqa"), ("paged", in_pages, "gathered")):
-        refused = get_step(name).unsupported(asked, "sm_90")
+    for name, wanted, taker in (("split_kv", shape, "pack_gqa"), ("paged", in_pages, "gathered")):
+        refused = get_step(name).unsupported(wanted, "sm_90")
         assert refused == f"made for decoding, at most 64 queries a head, got {seq_len_q}: take step {taker}"
-        assert get_step(taker).unsupported(asked, "sm_90") is None
+        assert get_step(taker).unsupported(wanted, "sm_90") is None
 
 
 def test_what_is_no_decoding_is_refused_by_name():

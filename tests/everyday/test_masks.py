@@ -21,12 +21,11 @@ from steps.core.step import Unsupported
 from steps.hopper import launching
 from steps.reference import peers
 from steps.run import make_parser, make_problems
-from tests.core.test_steps import accuracy_of
+from tests.checking import assert_right
 from tests.distinct import core, distinct, named
 from tests.selection import sampled
 from tests.shapes import problem
 from tutorial_lib import interpreter, packing, reference
-from tutorial_lib.command import BadRequest
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 
@@ -85,8 +84,7 @@ PAIRS = [
 def test_who_takes_a_mask_is_right(step, shape):
     if shape.softcap and step.name == "sdpa":
         pytest.fail("PyTorch's attention has no soft cap")
-    accuracy = accuracy_of(step, shape)
-    assert accuracy.correct, accuracy.explain()
+    assert_right(step, shape)
 
 
 def test_every_kind_is_taken_by_a_kernel():
@@ -161,6 +159,16 @@ def test_a_record_holds_it_and_its_name_tells_it(shape):
         ({"window": 9, "causal": False}, "window takes a causal mask"),
         ({"window": 9, "seq_len_q": 200}, "with 200 queries and 128 keys at least 73, got 9"),
         ({"softcap": 0.0}, "softcap must be a finite number above 0, got 0.0"),
+        ({"softcap": 1e39}, "softcap must be between"),
+        ({"softcap": "50"}, "softcap must be a number, got '50'"),
+        ({"scale": "0.5"}, "scale must be a number, got '0.5'"),
+        ({"scale": 10**400}, "scale must be a finite number, got inf"),
+        ({"causal": "no"}, "causal must be True or False, got 'no'"),
+        ({"causal": None}, "causal must be True or False, got NoneType"),
+        ({"lengths": 128}, "lengths must be whole numbers of at least 1, got 128"),
+        ({"lengths": torch.tensor([64, 64])}, "lengths must be whole numbers of at least 1, got tensor"),
+        ({"lengths": (True, 127)}, "lengths must be whole numbers of at least 1"),
+        ({"lengths_kv": (128,)}, "lengths must be whole numbers of at least 1, got None"),
         ({"lengths": (100, 30)}, "lengths must add up to the tensor's 128 tokens, got 130"),
         ({"lengths": (128, 0)}, "lengths must be whole numbers of at least 1"),
         ({"lengths": (128,), "lengths_kv": (64, 64)}, r"lengths_kv must be as many as lengths \(1\), got 2"),
@@ -232,8 +240,7 @@ def test_a_launch_does_not_depend_on_what_cu_seqlens_holds():
     for name in ("varlen", "pack_gqa", "hopper_varlen", "sdpa"):
         step = replace(get_step(name))
         for lengths in ((100, 3, 77), (1, 178, 1), (60, 60, 60)):
-            accuracy = accuracy_of(step, packed(lengths))
-            assert accuracy.correct, accuracy.explain()
+            assert_right(step, packed(lengths))
         assert len(step.launches) == (3 if step.reads_lengths else 1)
 
 
@@ -257,22 +264,20 @@ def test_the_count_of_tiles_is_as_before_behind_every_launch(monkeypatch):
     monkeypatch.setattr(launching, "each_stream", lambda make, device: lambda: kept.append(make()) or kept[0])
     step = replace(get_step("hopper_varlen"))
     for lengths in ((100, 3, 277), (1, 378, 1)):
-        accuracy = accuracy_of(step, packed(lengths))
-        assert accuracy.correct, accuracy.explain()
+        assert_right(step, packed(lengths))
         assert all(torch.equal(kept[0], fresh) for fresh in kept[1:]) and kept[0][0] == 0
     assert len(kept) > 1
 
 
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_what_leaves_a_tile_no_key_hangs_nothing(head_dim):
-    """At a later call nobody checks the lengths: o is not defined then, but the kernel ends."""
-    step, window = replace(get_step("hopper_varlen")), 32
+    """On a GPU nobody checks the lengths at a later call: o is not defined then, but the kernel ends."""
     q, k, v, begins, _ = FORWARD.inputs(packed((100, 300), head_dim=head_dim), 0)
-    step.attention(q, k, v, True, window=window, cu_seqlens_q=begins)
+    tensors = [packing.as_batch(x) for x in (q, k, v, torch.empty_like(q))]
+    launch = get_step("hopper_varlen").ready(*tensors[:3], True, out=tensors[3], window=32, begins=(begins, begins))
     others = [torch.tensor(begins, dtype=torch.int32) for begins in ([0, 350, 400], [0, 50, 400], [0, 0, 400])]
     for begins_q, begins_k in itertools.permutations(others, 2):
-        step.attention(q, k, v, True, window=window, cu_seqlens_q=begins_q, cu_seqlens_k=begins_k)
-    assert len(step.launches) == 1
+        launch(*tensors, begins_q, begins_k)
 
 
 def test_a_soft_cap_costs_an_exponential_and_a_reciprocal_for_every_score():
@@ -289,8 +294,7 @@ def test_a_soft_cap_costs_an_exponential_and_a_reciprocal_for_every_score():
 def test_a_large_soft_cap_keeps_the_digits_of_scores(name, cap):
     """Also where scores are so large that the cap is felt: the series ends at a quarter of it."""
     for scale in (None, 100.0, cap / 50 if cap < 1e7 else 1e7):
-        accuracy = accuracy_of(get_step(name), replace(BAND, softcap=cap, scale=scale))
-        assert accuracy.correct, accuracy.explain()
+        assert_right(get_step(name), replace(BAND, softcap=cap, scale=scale))
 
 
 def test_only_a_large_soft_cap_pays_for_its_digits():
@@ -330,6 +334,21 @@ def test_lengths_are_read_at_every_call():
     with torch.inference_mode():
         for name in ("sdpa", "varlen"):
             get_step(name).attention(q, q, q, causal=True, cu_seqlens_q=packing.cu_seqlens((40, 60)))
+
+
+@pytest.mark.parametrize("name", ["sdpa", "varlen", "hopper_soft_cap"])
+def test_lengths_are_checked_whatever_came_before(name):
+    """On the CPU; a GPU would have to be waited for."""
+    q = torch.randn(30, 2, 64).half()
+    for _ in range(2):
+        get_step(name).attention(q, q, q, cu_seqlens_q=packing.cu_seqlens((12, 18)))
+        with pytest.raises(
+            ValueError, match="cu_seqlens_q must rise from 0 to the number of tokens, 30, got 0, 12, 31"
+        ):
+            get_step(name).attention(q, q, q, cu_seqlens_q=packing.cu_seqlens((12, 19)))
+    known = len(get_step(name).launches)
+    get_step(name).attention(q, q, q, cu_seqlens_q=packing.cu_seqlens((11, 19)))
+    assert (len(get_step(name).launches) == known) is not get_step(name).reads_lengths
 
 
 def test_who_never_writes_may_have_lengths_remembered():
@@ -416,7 +435,7 @@ def test_flex_attention_is_told_the_mask(shape, monkeypatch):
     monkeypatch.setattr(peers, "_compiled_flex", lambda: flex_attention)
     [peer] = [peer for peer in peers.PEERS if peer.name == "flex"]
     monkeypatch.setattr(type(peer), "unsupported", lambda *_: None)  # it is timed on a GPU only
-    assert accuracy_of(peer, shape).correct
+    assert_right(peer, shape)
 
 
 def asked(*words):
@@ -431,24 +450,3 @@ def test_the_command_asks_for_masks():
     assert some.lengths == (1000, 3001, 17) and some.seq_len_kv == 4018 and some.batch == 1
     [named] = asked("--lengths", "ragged")
     assert len(named.lengths) == 16 and sum(named.lengths) == 32768
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--lengths", "100,a"), "argument --lengths: must be ragged, or whole numbers such as 1000,3001,17"),
-        (("--lengths", "100,0"), "argument --lengths: must be ragged"),
-        (("--lengths", "100", "--batch", "2"), "argument --lengths: goes without --batch"),
-        (("--lengths", "100", "--seq-len", "64"), "argument --lengths: goes without --seq-len"),
-        (("--window", "0"), "argument --window"),
-        (("--window", "9", "--no-causal"), "window takes a causal mask"),
-        (("--window", "9", "--direction", "backward"), "argument --window: is for attention on one GPU"),
-        (("--lengths", "9", "--direction", "backward"), "argument --lengths: is for attention on one GPU"),
-        (("--softcap", "-1"), "argument --softcap: must be a number above 0"),
-        (("--sinks", "--parallel"), "argument --sinks: is for one GPU; no step over several takes them"),
-        (("--sinks", "--page-size", "64"), "page_size goes with no other feature, got sinks, too"),
-    ],
-)
-def test_a_request_that_makes_no_sense_is_refused(words, message):
-    with pytest.raises(BadRequest, match=message):
-        asked(*words)

@@ -11,6 +11,7 @@ from steps.core.problems import PAGED_DECODING
 from steps.everyday import decoding
 from steps.everyday.paged_decoding import PagedDecodeStep
 from steps.writing.written import write_step
+from tests.checking import asked, assert_right
 from tutorial_lib import paging, passes
 from tutorial_lib.problem import Problem
 from tutorial_lib.reference import attention_float64, attention_of_last
@@ -32,12 +33,6 @@ SHAPES = [
     in_pages(page_size=16, heads=6, head_dim=256, seq_len_kv=16, seq_len_q=16, dtype="bfloat16"),
     in_pages(batch=1, seq_len_kv=1, head_dim=32),
 ]
-
-
-def checked(step, shape):
-    inputs = passes.PAGED.inputs(shape, secrets.randbits(32))
-    exact = passes.PAGED.reference(shape, inputs)
-    return passes.PAGED.check(step, shape, inputs, exact, passes.PAGED.yardstick(shape, inputs, exact))
 
 
 # --- the inputs, and what is right ---
@@ -90,8 +85,7 @@ def test_operations_and_bytes_are_those_of_the_sequences_there_are():
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", PAGED, ids=lambda s: s.name)
 def test_a_step_is_right(step, shape):
-    found = checked(step, shape)
-    assert found.correct, found.explain()
+    assert_right(step, shape)
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 9, 40])
@@ -99,7 +93,7 @@ def test_however_keys_are_split(multiprocessors, monkeypatch):
     """Short sequences have splits without a key."""
     monkeypatch.setattr(decoding, "processors", lambda device: multiprocessors)
     for shape in (in_pages(batch=2, kv_heads=8, seq_len_q=2), in_pages(batch=2, heads=1, kv_heads=1, page_size=16)):
-        assert checked(dataclasses.replace(get_step("paged")), shape).correct
+        assert_right(dataclasses.replace(get_step("paged")), shape)
 
 
 @pytest.mark.parametrize("page_size", [16, 64, 256])
@@ -141,14 +135,14 @@ def test_whoever_reads_what_is_no_sequences_is_found():
         def paged_attention(self, q, k, v, table, lengths, **more):
             return get_step("gathered").paged_attention(q, k, v, table, lengths + 1, **more)
 
-    assert not checked(Greedy(), shape).correct
+    assert not asked("paged", shape).check(Greedy()).correct
 
 
 def test_a_kernel_written_out_is_the_kernel():
     step, shape = get_step("paged"), in_pages(page_size=16)
     for written in (write_step(step, shape, "cpu"), write_step(step, dataclasses.replace(shape, page_size=64), "cpu")):
         assert "variant" not in written.text and written.compile is not None
-        assert checked(written, written.written_for).correct
+        assert_right(written, written.written_for)
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 64, 256])
@@ -201,6 +195,8 @@ def test_pages_that_are_no_power_of_two_and_calls_of_the_other_kind_are_refused(
     assert step.unsupported(in_pages(page_size=24), "sm_90") == "page_size must be a power of two, at least 8, got 24"
     with pytest.raises(Unsupported, match="step 902 paged reads pages: call its paged_attention"):
         step.attention(1, 2, 3)
+    with pytest.raises(Unsupported, match="reads keys and values from pages: ask for a page_size"):
+        step.compile(dataclasses.replace(in_pages(), page_size=None))
     with pytest.raises(ValueError, match="page_size must be a whole number of at least 1, got 0"):
         in_pages(page_size=0)
     with pytest.raises(ValueError, match="page_size goes with no other feature, got window, too"):

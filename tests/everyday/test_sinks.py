@@ -12,7 +12,7 @@ from steps import get_step
 from steps.core.step import Unsupported
 from steps.hopper import ahead
 from steps.writing.written import write_step
-from tests.core.test_steps import accuracy_of
+from tests.checking import assert_right
 from tests.distinct import named
 from tests.everyday.test_masks import packed
 from tests.shapes import problem
@@ -162,8 +162,7 @@ PAIRS = [(step, shape) for shape in KERNELS for step in takers(shape)]
 
 @pytest.mark.parametrize(("step", "shape"), PAIRS, ids=named)
 def test_a_kernel_is_right(step, shape):
-    accuracy = accuracy_of(step, shape)
-    assert accuracy.correct, accuracy.explain()
+    assert_right(step, shape)
 
 
 @pytest.mark.parametrize("changes", [{}, {"kv_heads": 1, "dtype": "bfloat16", "scale": -0.3}])
@@ -176,10 +175,10 @@ def test_the_next_softmax_begins_with_the_next_heads_sink(changes):
     assert step.variant(shape).consume is ahead.consume
     inputs = FORWARD.inputs(shape, secrets.randbits(32))
     inputs[-1].copy_(torch.tensor([-3.0, 9.0]))
-    assert_right(step, shape, inputs)
+    assert_right_and_in_order(step, shape, inputs)
 
 
-def assert_right(step, shape, inputs):
+def assert_right_and_in_order(step, shape, inputs):
     """Output and log-sum-exp, and the simulator finds no race."""
     exact = FORWARD.reference(shape, inputs)
     [out] = FORWARD.poisoned(inputs)
@@ -198,7 +197,7 @@ def assert_right(step, shape, inputs):
 
 @pytest.mark.parametrize(("step", "shape"), PAIRS, ids=named)
 def test_so_is_one_that_also_gives_the_log_sum_exp(step, shape):
-    assert_right(step, shape, FORWARD.inputs(shape, secrets.randbits(32)))
+    assert_right_and_in_order(step, shape, FORWARD.inputs(shape, secrets.randbits(32)))
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -207,7 +206,7 @@ def test_a_sink_may_be_large_or_none(name):
     shape = replace(KERNELS[0], causal=False)
     inputs = FORWARD.inputs(shape, secrets.randbits(32))
     inputs[-1].copy_(torch.tensor([300.0, -1000.0, -math.inf, 1.0]))
-    assert_right(get_step(name), shape, inputs)
+    assert_right_and_in_order(get_step(name), shape, inputs)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -221,7 +220,7 @@ def test_a_row_without_a_finite_score_is_zero(name):
         sinks[-1] = last
         keys[:, :, :hidden, 0] = -math.inf
         inputs = q, keys, v, sinks
-        assert_right(get_step(name), shape, inputs)
+        assert_right_and_in_order(get_step(name), shape, inputs)
         assert hidden < 300 or not get_step(name).attention(q, keys, v, sinks=sinks).any()
 
 
@@ -306,5 +305,4 @@ def test_a_kernel_that_is_written_out_takes_them(name):
     step = get_step(name)
     written = write_step(step, shape, "cpu" if step.backend == "cutile" else "sm_90")
     assert "sink" in written.text.lower()
-    accuracy = accuracy_of(written, shape)
-    assert accuracy.correct, accuracy.explain()
+    assert_right(written, shape)

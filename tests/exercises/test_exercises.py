@@ -15,13 +15,13 @@ from steps.exercises.in_kernel import InKernel
 from steps.learn import exercises_in
 from tests.selection import sampled
 from tutorial_lib.accuracy import first_difference
-from tutorial_lib.exercises import Plain, clean, define, first_wrong, unfilled
+from tutorial_lib.exercises import Compared, Plain, Wrong, clean, define, unfilled
 from tutorial_lib.notebooks import GLOSSARY, read_source, sources
 
 EXERCISES = list(all_exercises().values())
 # An exercise's answers stand together, so that they are judged by one process, which writes the kernel out once.
 ANSWERS = [
-    pytest.param(e, number, id=f"{e.name}-{e.wrong[number - 1].what if number else 'right'}".replace(" ", "_"))
+    pytest.param(e, number, id=f"{e.name}-{e.wrong[number - 1].what[:40] if number else 'right'}".replace(" ", "_"))
     for e in EXERCISES
     for number in range(1 + len(e.wrong))
 ]
@@ -36,9 +36,9 @@ def header(source: str) -> str:
 
 
 @cache
-def words_of_its_judge(kind: type) -> str:
-    """All that the judge of a kind of exercise says by itself."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(kind.judge)))
+def words_of(function) -> str:
+    """All that a function says by itself."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     return "\n".join(
         node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is str
     )
@@ -46,18 +46,19 @@ def words_of_its_judge(kind: type) -> str:
 
 def always(exercise, number):
     """The solution, the first wrong answer, and those that its own judge refuses; all of them where no kernel runs."""
-    if number < 2 or type(exercise) is Plain:
+    if number < 2 or isinstance(exercise, Plain | Compared):
         return True
-    return exercise.wrong[number - 1].says in words_of_its_judge(type(exercise))
+    own = filter(None, (type(exercise).judge, getattr(exercise, "first", None), getattr(exercise, "last", None)))
+    return any(exercise.wrong[number - 1].told in words_of(function) for function in own)
 
 
 @sampled(core=always)
 @pytest.mark.parametrize(("exercise", "number"), ANSWERS)
 def test_the_solution_is_right_and_a_wrong_answer_is_told_what_is_wrong(exercise, number):
     wrong = exercise.wrong[number - 1] if number else None
-    verdict = exercise.grade(define(exercise.wrong_source(wrong) if wrong else exercise.solution, exercise.function))
+    verdict = exercise.grade(exercise.answer(wrong))
     if wrong:
-        assert not verdict.right and wrong.says in verdict.message
+        assert not verdict.right and wrong.told in verdict.message
     else:
         assert verdict.right and verdict.message == exercise.debrief, verdict.message
 
@@ -102,7 +103,7 @@ def test_what_the_chapter_leaves_blank_is_told_to_be_blank(exercise):
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
 def test_an_exercise_is_complete(exercise):
     assert len(exercise.hints) == 3 and all(exercise.hints) and exercise.debrief
-    assert len(exercise.wrong) >= 3 and all(wrong.says for wrong in exercise.wrong)
+    assert len(exercise.wrong) >= 3 and all(wrong.told for wrong in exercise.wrong)
 
 
 def test_every_chapter_has_an_exercise_and_every_exercise_a_chapter():
@@ -116,14 +117,32 @@ def test_an_ellipsis_that_is_an_index_is_no_blank():
     assert unfilled("def f(x): ...\n") == "def f(x): ..."
 
 
-def test_the_first_case_that_differs_is_told():
-    def twice(x):
-        return x * x
+TWICE = Compared(
+    name="twice",
+    function="twice",
+    hints=("", "", ""),
+    solution="def twice(x):\n    return 2 * x",
+    wrong=(Wrong("it is squared", old="2 * x", new="x * x"), Wrong("it is halved", old="2 * x", new="x / 2")),
+    debrief="Right.",
+    cases=lambda chance: [(2,), (3,), (4,)],
+    told=lambda x: f"{x} is a number.",
+)
 
-    assert first_wrong(twice, lambda x: 2 * x, [(2,), (3,)], lambda x: f"{x} is odd.") == (
-        "`twice(3)` must be 6, and yours gives 9. 3 is odd."
-    )
-    assert first_wrong(twice, lambda x: 2 * x, [(2,)]) is None
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ("2 * x", None),
+        (
+            "x * x",
+            "`twice(3)` must be 6, and yours gives 9. 3 is a number. **This is what comes out when it is squared.**",
+        ),
+        ("x + 3", "`twice(2)` must be 4, and yours gives 5. 2 is a number."),
+        ("'no'", "`twice(2)` must be a whole number. This came: `'no'`."),
+    ],
+)
+def test_the_first_case_that_differs_is_told_with_the_mistake(returned, told):
+    assert TWICE.judge(define(f"def twice(x):\n    return {returned}", "twice"), random.Random(0)) == told
 
 
 def test_a_mistake_in_the_learners_code_is_told_with_its_line():

@@ -167,9 +167,3 @@ def test_a_damaged_file_of_what_is_solved_gets_one_line(learner, capsys):
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "progress.json is damaged" in told
     assert (learner.folder / "progress.json").exists()
-
-
-@pytest.mark.parametrize("command", [learn, progress])
-def test_an_argument_that_is_none_gets_one_line(command, capsys):
-    assert command.main(["--all"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

@@ -8,10 +8,9 @@ import torch
 from steps import get_step
 from steps.core.ladder import kernels_of
 from steps.core.problems import standard
-from tests.backward.test_coalesced_atomics import SHAPES as ZEROS
-from tests.backward.test_cta_per_query_head import SHAPES as APART
-from tests.backward.test_gradients import CUTILE, accuracy_of
-from tests.backward.test_spare import SHAPES as SPARE
+from tests.backward.test_gradients import CUTILE
+from tests.backward.test_spare import APART, SPARE, ZEROS
+from tests.checking import assert_right
 from tests.shapes import SHAPES, few_at_once, problem, zeros_alone
 from tutorial_lib.passes import BACKWARD
 
@@ -27,8 +26,7 @@ AT_LENGTH = [standard(2048), *(standard(2048, head_dim, causal=False) for head_d
 @pytest.mark.parametrize("shape", [*SHAPES, *LONGER], ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", kernels_of("backward"), ids=lambda s: s.name)
 def test_a_step_is_correct(step, shape):
-    accuracy = accuracy_of(step, shape, "cuda")
-    assert accuracy.correct, accuracy.explain()
+    assert_right(step, shape, "cuda")
 
 
 @pytest.mark.parametrize("shape", [*LONGER, *AT_LENGTH], ids=lambda p: p.slug)
@@ -94,8 +92,7 @@ def test_spare_warps_are_right_in_short_sections(name, shape, monkeypatch):
     step = dataclasses.replace(get_step(name))
     assert step.variant(shape).spare and step.variant(shape).sharing == shape.group_size
     for _ in range(3):
-        accuracy = accuracy_of(step, shape, "cuda")
-        assert accuracy.correct, accuracy.explain()
+        assert_right(step, shape, "cuda")
 
 
 @pytest.mark.parametrize("name", ["tma_zero_fill", "dependent_launch"])
@@ -105,8 +102,7 @@ def test_sums_are_cleared_in_short_sections(name, shape, monkeypatch):
     step = dataclasses.replace(get_step(name))
     assert step.variant(shape).helpers.zeros
     for _ in range(3):
-        accuracy = accuracy_of(step, shape, "cuda")
-        assert accuracy.correct, accuracy.explain()
+        assert_right(step, shape, "cuda")
 
 
 def test_calls_in_two_streams_do_not_wait_for_each_other():
@@ -129,19 +125,8 @@ def test_calls_in_two_streams_do_not_wait_for_each_other():
                 torch.testing.assert_close(mine, right, rtol=1e-2, atol=1e-3)
 
 
-ON_STREAMS = [
-    *CUTILE,
-    *(
-        get_step(name)
-        for name in (
-            "fused_pre_post",
-            "cta_per_query_head",
-            "coalesced_atomics",
-            "dependent_launch",
-            "dq_writer_warp",
-        )
-    ),
-]
+NAMES = ["fused_pre_post", "cta_per_query_head", "coalesced_atomics", "dependent_launch", "dq_writer_warp"]
+ON_STREAMS = [*CUTILE, *map(get_step, NAMES)]
 
 
 @pytest.mark.parametrize("step", ON_STREAMS, ids=lambda s: s.name)

@@ -12,11 +12,11 @@ from steps.core.ladder import kernels_of
 from steps.measuring.measure import Settings, measure
 from steps.reference.peers import PEERS
 from tests import faulty
-from tests.core.test_steps import CUTILE, GLUON, HOPPER, LATE, accuracy_of, right_where_scores_are_finite
+from tests.checking import assert_right, skip_unless_taken
+from tests.core.test_steps import CUTILE, GLUON, HOPPER, LATE, right_where_scores_are_finite
 from tests.shapes import PADDED, SHAPES, problem
 from tutorial_lib import ptxas, rewriting
 from tutorial_lib.counters import METRICS
-from tutorial_lib.hardware import describe_machine
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 
@@ -35,19 +35,15 @@ LONG = [
 @pytest.mark.parametrize("shape", SHAPES + LONG, ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", kernels_of("forward"), ids=lambda s: s.name)
 def test_step_is_correct_on_the_gpu(step, shape):
-    if reason := step.unsupported(shape, describe_machine("cuda")["arch"]):
-        pytest.skip(reason)
     if step.number == 0 and shape.scale is not None and shape.scale <= 0:
         pytest.skip("PyTorch's own kernels are wrong or NaN for a scale that is not above zero")
-    accuracy = accuracy_of(step, shape, "cuda")
-    assert accuracy.correct, accuracy.explain()
+    assert_right(step, shape, "cuda")
 
 
 @pytest.mark.parametrize("shape", LATE, ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", kernels_of("forward"), ids=lambda s: s.name)
 def test_the_first_tiles_of_keys_may_hold_no_finite_score_on_the_gpu(step, shape):
-    if reason := step.unsupported(shape, describe_machine("cuda")["arch"]):
-        pytest.skip(reason)
+    skip_unless_taken(step, shape)
     right_where_scores_are_finite(step, shape, "cuda")
 
 
@@ -64,8 +60,7 @@ BETWEEN = [
 @pytest.mark.parametrize("shape", BETWEEN, ids=lambda p: p.slug)
 @pytest.mark.parametrize("name", ["static_scheduler", "pv_wait_after_max", "kv_multicast", "split_head_dim"])
 def test_heads_between_the_sizes_of_tiles_are_correct(name, shape):
-    accuracy = accuracy_of(get_step(name), shape, "cuda")
-    assert accuracy.correct, accuracy.explain()
+    assert_right(get_step(name), shape, "cuda")
 
 
 @pytest.mark.parametrize("step", CUTILE + GLUON + HOPPER, ids=lambda s: s.name)
@@ -115,8 +110,7 @@ WIDE = [
 @pytest.mark.parametrize("shape", WIDE, ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", [s for s in GLUON if 1024 in s.head_dims], ids=lambda s: s.name)
 def test_wide_heads_are_correct(step, shape):
-    accuracy = accuracy_of(step, shape, "cuda")
-    assert accuracy.correct, accuracy.explain()
+    assert_right(step, shape, "cuda")
 
 
 @pytest.mark.parametrize("step", GLUON, ids=lambda s: s.name)
@@ -269,8 +263,7 @@ def test_tile_override_is_honoured():
     from steps.core.tiles import Tile
 
     step = dataclasses.replace(STEPS[7], tile=Tile(128, 64))
-    accuracy = accuracy_of(step, problem(seq_len_q=300, seq_len_kv=300), "cuda")
-    assert accuracy.correct, accuracy.explain()
+    assert_right(step, problem(seq_len_q=300, seq_len_kv=300), "cuda")
 
 
 SMALL = problem(heads=4, seq_len_q=256, seq_len_kv=256, head_dim=64)

@@ -6,7 +6,7 @@ import pytest
 
 from steps import get_step, trace
 from steps.trials import get_trial
-from tests.core.test_steps import accuracy_of
+from tests.checking import assert_right, skip_unless_taken
 from tests.shapes import SHAPES, problem
 from tutorial_lib import rates, timing
 from tutorial_lib.architectures import ARCHITECTURES
@@ -52,7 +52,5 @@ def test_a_load_that_goes_on_has_a_power_between_nothing_and_the_limit():
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s.head_dim <= 128], ids=lambda p: p.slug)
 @pytest.mark.parametrize("name", ["keys_first", "held_query"])
 def test_a_trial_on_a_hopper_kernel_is_correct(name, shape):
-    if get_step(get_trial(name).base).unsupported(shape, "sm_90"):
-        pytest.skip("not for this shape")
-    accuracy = accuracy_of(get_trial(name).steps(shape)[-1], shape, "cuda")
-    assert accuracy.correct, accuracy.explain()
+    skip_unless_taken(get_step(get_trial(name).base), shape)
+    assert_right(get_trial(name).steps(shape)[-1], shape, "cuda")

@@ -2,18 +2,17 @@
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
 
 import steps
-from steps import get_step
 from steps.core import attention as front
 from steps.core import launch
 from steps.reference.step000_sdpa import STEP as SDPA
 from steps.reference.step000_sdpa import sdpa
+from tests.core.test_launch import fresh, of_many_kinds
 from tests.shapes import problem
 from tutorial_lib.clock import Stopwatch
 from tutorial_lib.passes import FORWARD
@@ -37,30 +36,13 @@ def inputs(seed=0, **changes):
     return FORWARD.inputs(problem(**shape), seed, "cuda")
 
 
-def fresh(name: str):
-    return replace(get_step(name))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_of_another_kind_is_never_answered_with_what_was_ready(name):
     """Each answer, twice and with other tensors of the same kind, is that of a step which has seen nothing before."""
     q, k, v = inputs()
-    tensors = [
-        (q, k, v),
-        inputs(1),
-        tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)),
-        (q.transpose(2, 3).contiguous().transpose(2, 3), k, v),
-        (q, k.transpose(2, 3).contiguous().transpose(2, 3), v),
-        (q, k, v.transpose(2, 3).contiguous().transpose(2, 3)),
-        tuple(x.bfloat16() for x in (q, k, v)),
-        (q[:, :, :133], k, v),
-        (q, k[:, :, :133], v[:, :, :133]),
-        (q, k[:, :2], v[:, :2]),
-        tuple(torch.cat([x.flatten()[:3], x.flatten()])[3:].view(x.shape) for x in (q, k, v)),  # not aligned
-        tuple(torch.cat([x.flatten()[:8], x.flatten()])[8:].view(x.shape) for x in (q, k, v)),  # aligned, elsewhere
-    ]
+    aligned = tuple(torch.cat([x.flatten()[:8], x.flatten()])[8:].view(x.shape) for x in (q, k, v))
     step = fresh(name)
-    for given, causal, scale in product(tensors, (False, True), (None, -0.3)):
+    for given, causal, scale in product([*of_many_kinds(q, k, v).values(), aligned], (False, True), (None, -0.3)):
         expected = fresh(name).attention(*given, causal, scale)
         for x in (given, tuple(x.clone() for x in given)):
             assert torch.equal(step.attention(*x, causal, scale), expected)

@@ -9,7 +9,7 @@ import torch
 from steps import get_step
 from steps.cutile.skeleton import signature
 from steps.reference.peers import PEERS
-from tests.core.test_steps import accuracy_of
+from tests.checking import asked, assert_right
 from tests.everyday.test_masks import CAPS, GROUPS, MASKED, PACKED, WINDOWS, packed, takers
 from tutorial_lib import packing
 from tutorial_lib.hardware import describe_machine
@@ -40,7 +40,7 @@ def test_who_takes_a_mask_is_right_on_the_gpu(shape):
     tried = 0
     for step in takers(shape):
         if (step.takes or step.name == "pack_gqa") and not unable(step, shape):
-            accuracy = accuracy_of(step, shape, "cuda")
+            accuracy = asked("forward", shape, "cuda").check(step)
             assert accuracy.correct, f"{step.label}: {accuracy.explain()}"
             tried += 1
     assert tried
@@ -52,7 +52,7 @@ def test_peers_are_told_the_mask(peer, shape):
     if reason := unable(peer, shape):
         pytest.skip(reason)
     try:
-        accuracy = accuracy_of(peer, shape, "cuda")
+        accuracy = asked("forward", shape, "cuda").check(peer)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         pytest.skip(f"{peer.name} cannot run it here: {error}")
     assert accuracy.correct, accuracy.explain()
@@ -62,8 +62,7 @@ def test_peers_are_told_the_mask(peer, shape):
 def test_one_launch_serves_all_lengths_on_the_gpu(name):
     step = replace(get_step(name))
     for lengths in ((1000, 3, 77), (1, 1078, 1), (360, 360, 360)):
-        accuracy = accuracy_of(step, packed(lengths, head_dim=128), "cuda")
-        assert accuracy.correct, accuracy.explain()
+        assert_right(step, packed(lengths, head_dim=128), "cuda")
     assert len(step.launches) == 1
 
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +11,10 @@ from steps import PARALLEL
 from steps.core.recorded import read_run
 from tests.parallel.processes import Processes
 from tests.parallel.test_steps import checked
+from tests.selection import ROOT
 from tutorial_lib.problem import Problem
 from tutorial_lib.worker import WorkerFailure
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 GPUS = 2
 pytestmark = [
     pytest.mark.gpu,

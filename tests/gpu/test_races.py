@@ -81,7 +81,7 @@ def test_racecheck_does_not_follow_a_handover():
     ]
     done = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8")
     lines, first = inspect.getsourcelines(take.fn)
-    load = first + next(n for n, line in enumerate(lines) if "place.load(" in line)
+    load = first + next(n for n, line in enumerate(lines) if "slot.load(" in line)
     reported = [match["second"] for match in races.HAZARD.finditer(done.stdout)]
     assert "right" in done.stdout and any(
         read.startswith("Read") and read.endswith(f"test_races.py:{load}") for read in reported

@@ -10,8 +10,7 @@ from steps import get_step
 from steps.core.ladder import kernels_of
 from steps.everyday.step908_attention_sinks import GPT_OSS
 from steps.reference.peers import PEERS
-from tests.backward.test_gradients import accuracy_of as accuracy_of_gradients
-from tests.core.test_steps import accuracy_of
+from tests.checking import assert_right
 from tests.everyday.test_masks import packed
 from tests.everyday.test_sinks import GRADIENTS, KERNELS, STEPS
 from tests.everyday.test_sinks import takers as all_takers
@@ -39,8 +38,7 @@ def takers(shape) -> list:
 def test_a_kernel_is_right_on_the_gpu(shape):
     assert takers(shape)
     for step in takers(shape):
-        accuracy = accuracy_of(step, shape, "cuda")
-        assert accuracy.correct, f"{step.label}: {accuracy.explain()}"
+        assert_right(step, shape, "cuda")
 
 
 @pytest.mark.parametrize("shape", [KERNELS[0], KERNELS[2], *LARGE[:2]], ids=lambda p: p.slug)
@@ -56,8 +54,7 @@ def test_the_log_sum_exp_holds_the_sink(shape):
 @pytest.mark.parametrize("shape", [*GRADIENTS, replace(GPT_OSS, batch=1, window=None)], ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", [s for s in kernels_of("backward") if s.takes], ids=lambda s: s.name)
 def test_gradients_are_right_on_the_gpu(step, shape):
-    accuracy = accuracy_of_gradients(step, shape, "cuda")
-    assert accuracy.correct, accuracy.explain()
+    assert_right(step, shape, "cuda")
 
 
 @pytest.mark.parametrize("shape", [KERNELS[0], KERNELS[2], LARGE[0], LARGE[-1]], ids=lambda p: p.slug)
@@ -66,10 +63,9 @@ def test_peers_take_them(peer, shape):
     if reason := peer.unsupported(shape, describe_machine("cuda")["arch"]):
         pytest.skip(reason)
     try:
-        accuracy = accuracy_of(peer, shape, "cuda")
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        assert_right(peer, shape, "cuda")
+    except (RuntimeError, NotImplementedError) as error:
         pytest.skip(f"{peer.name} cannot run it here: {error}")
-    assert accuracy.correct, accuracy.explain()
 
 
 @pytest.mark.parametrize("name", STEPS)

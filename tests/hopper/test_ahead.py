@@ -4,18 +4,16 @@ import dataclasses
 import secrets
 
 import pytest
-import torch
 
 from steps import get_step
 from steps.core.problems import standard
 from steps.hopper import ahead, epilogue_overlap
 from steps.hopper.products import QUARTER_HELD
 from steps.hopper.softmax import UPWARDS
+from tests.checking import asked, faults
+from tests.core.test_steps import with_log_sum_exp
 from tests.shapes import problem
-from tutorial_lib import reference
 from tutorial_lib.accuracy import compare
-from tutorial_lib.passes import FORWARD
-from tutorial_lib.simulator.run import watched
 
 STEP = get_step("next_softmax_first")
 SHAPES = [
@@ -28,28 +26,15 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 def test_output_and_log_sum_exp_are_right(shape):
     assert STEP.variant(shape).consume is ahead.consume
-    inputs = FORWARD.inputs(shape, secrets.randbits(32))
-    [exact] = FORWARD.reference(shape, inputs)
-    [allowed] = FORWARD.yardstick(shape, inputs, (exact,))
-    [out] = FORWARD.poisoned(inputs)
-    with watched(secrets.randbits(16)) as watch:
-        o, lse = STEP.attention(*inputs, shape.causal, scale=shape.scale, out=out, return_lse=True)
-    assert o is out and compare(out, exact, allowed).correct
-    assert not any(run.found for run in watch.runs)
-    _, right = reference.attention_and_lse_float64(*inputs, shape.causal, shape.scale)
-    torch.testing.assert_close(lse.double(), right, rtol=1e-5, atol=2e-4)
+    assert not faults(STEP, shape, secrets.randbits(16))
+    of = asked("forward", shape)
+    accuracy = compare(with_log_sum_exp(STEP, of), *of.exact, *of.allowed)
+    assert accuracy.correct, accuracy.explain()
 
 
 def test_a_block_with_one_tile_of_queries_is_right(monkeypatch):
     monkeypatch.setattr("steps.core.order.processors", lambda device: 20)
-    shape = SHAPES[0]
-    inputs = FORWARD.inputs(shape, 3)
-    [exact] = FORWARD.reference(shape, inputs)
-    [allowed] = FORWARD.yardstick(shape, inputs, (exact,))
-    [out] = FORWARD.poisoned(inputs)
-    with watched(4) as watch:
-        assert compare(STEP.attention(*inputs, True, out=out), exact, allowed).correct
-    assert watch.runs and not any(run.found for run in watch.runs)
+    assert not faults(STEP, SHAPES[0], 4)
 
 
 def told(step, shape) -> tuple[bool, bool]:

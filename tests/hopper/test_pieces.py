@@ -9,7 +9,7 @@ from steps import get_step
 from steps.core.problems import standard
 from steps.hopper.variant import pieces_of
 from steps.writing.written import written_out
-from tests.core.test_steps import accuracy_of
+from tests.checking import assert_right
 from tests.shapes import PADDED, problem
 from tutorial_lib.passes import FORWARD
 
@@ -31,8 +31,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 def test_it_is_right(shape):
-    found = accuracy_of(STEP, shape)
-    assert found.correct, found.explain()
+    assert_right(STEP, shape)
 
 
 def test_the_log_sum_exp_is_that_of_the_step_before():

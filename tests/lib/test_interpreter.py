@@ -1,16 +1,11 @@
 """The CPU interpreter keeps what matters to a result."""
 
-import time
-
 import cuda.tile as ct
 import pytest
 import torch
 
-from steps import STEPS
 from tutorial_lib import interpreter
 from tutorial_lib.interpreter import UnsupportedOperation
-from tutorial_lib.passes import FORWARD
-from tutorial_lib.problem import Problem
 
 
 def run(function, *args, grid=(1,)):
@@ -199,15 +194,6 @@ def test_kernels_cannot_be_called_outside():
     run(lambda: None)
     with pytest.raises(RuntimeError, match="device code"):
         ct.zeros((1,), ct.float32)  # the mode ends with the launch
-
-
-def test_the_first_fused_steps_take_seconds():
-    """8 s of this process's own work for six steps at length 2048, however busy the machine is with other things."""
-    inputs = FORWARD.inputs(Problem(batch=1, heads=2, seq_len_q=2048, seq_len_kv=2048, head_dim=128), 0)
-    began = time.process_time()
-    for step in STEPS[2:8]:
-        step.attention(*inputs, causal=True)
-    assert time.process_time() - began < 8
 
 
 def test_atomic_additions_meet_and_stay_inside():

@@ -12,7 +12,7 @@ from tutorial_lib import limits
 from tutorial_lib.architectures import ARCHITECTURES, Gpu
 from tutorial_lib.counters import METRICS, CountersError, parse, read_counters, together
 from tutorial_lib.files import RESULTS
-from tutorial_lib.limits import Limit, UnknownRates, explain, floor, limit
+from tutorial_lib.limits import UnknownRates, explain, floor, limit
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 from tutorial_lib.records import recorded_physics
@@ -20,6 +20,7 @@ from tutorial_lib.sass import ALL_KINDS
 
 # One SM at 1 Hz, so that seconds are clocks, and a byte a second.
 TOY = Gpu("toy", "sm_90", 1, 1.0, 1.0)
+RICH = dataclasses.replace(TOY, bandwidth=1e12)
 
 FULL = Problem(batch=1, heads=1, seq_len_q=64, seq_len_kv=128, head_dim=128)
 
@@ -40,36 +41,45 @@ def test_floor_by_hand():
 
 
 def test_limit_by_hand():
-    rich = Gpu("toy", "sm_90", 1, 1.0, 1e12)
-    found = limit(FULL, resources(), rich)
+    found = limit(FULL, resources(), RICH)
     assert found.units["tensor cores"] == 1024
     assert found.units["exponentials"] == 66 * 128 / 16 == 528  # 64 a thread for the scores, 2 for the correction
     assert found.units["FP32 pipe"] == 272
     assert found.units["issue slots"] == 1776 / 4
     assert found.overlapped and found.seconds == 1024 and found.bound == "tensor cores"
-    alone = limit(FULL, resources(blocks_per_sm=1), rich)
+    alone = limit(FULL, resources(blocks_per_sm=1), RICH)
     assert alone.seconds == 1024 + 528  # one block: its softmax waits for its own matrix product
     assert "overlap" in alone.advice
-    twice = limit(FULL, resources(kv_tiles=10), rich)
+    twice = limit(FULL, resources(kv_tiles=10), RICH)
     assert twice.seconds == 10240
 
 
-def test_shared_memory_counts_where_its_layouts_are_known():
-    found = limit(FULL, resources(shared_clocks_per_tile=3000.0), Gpu("toy", "sm_90", 1, 1.0, 1e12))
-    assert found.units["shared memory"] == 3000 and found.bound == "shared memory"
-    assert "bank conflicts" in found.advice
-    assert "shared memory" not in limit(FULL, resources(), TOY).units
+def hot(**counts) -> dict:
+    """What a kernel is made of, with these instructions in its loop."""
+    return {"hot_loop": resources()["hot_loop"] | counts, "compute_threads": 128, "threads": 128}
 
 
-def test_mma_sync_has_a_rate_of_its_own_on_hopper():
-    """Four warps, 128 products of 16 x 8 x 16 a warp for both products of a tile: that is ``mma.sync``."""
-    rich = Gpu("toy", "sm_90", 1, 1.0, 1e12)
-    products = 4 * 64 * 128 * 128 / (2 * 16 * 8 * 16)
-    made = {"compute_threads": 128, "threads": 128}
-    slow = limit(FULL, resources(hot_loop=resources()["hot_loop"] | {"tensor core": products / 4}, **made), rich)
-    assert slow.units["tensor cores"] == 4 * 64 * 128 * 128 / 2731
-    wgmma = limit(FULL, resources(hot_loop=resources()["hot_loop"] | {"tensor core": 16.0}, **made), rich)
-    assert wgmma.units["tensor cores"] == 1024
+SMALL = dataclasses.replace(FULL, head_dim=32)
+TENSOR = 4 * 64 * 128 * 128  # operations of both products of a tile
+MMA_SYNC = TENSOR / (2 * 16 * 8 * 16) / 4  # instructions of one of four warps
+UNITS = {  # problem, what the kernel is made of, GPU, unit, clocks of it, what bounds, and what the advice names
+    "shared memory": (FULL, {"shared_clocks_per_tile": 3000.0}, RICH, 3000, "shared memory", "bank conflicts"),
+    "mma.sync is slower": (FULL, hot(**{"tensor core": MMA_SYNC}), RICH, TENSOR / 2731, "tensor cores", ""),
+    "than wgmma": (FULL, hot(**{"tensor core": 16.0}), RICH, TENSOR / 4096, "tensor cores", "the tensor cores bound"),
+    "a small head_dim": (SMALL, {}, RICH, 528, "exponentials", "exponentials"),
+    "slow memory": (FULL, {}, TOY, FORWARD.least_bytes(FULL), "memory", ""),
+    "slow memory, one block": (FULL, {"blocks_per_sm": 1}, TOY, FORWARD.least_bytes(FULL), "memory", ""),
+    "packed arithmetic counts twice": (SMALL, hot(**{"packed FP32": 640.0}), RICH, 272 + 2 * 640, "FP32 pipe", ""),
+    "issue slots": (SMALL, {"issued_per_tile": 8000.0}, RICH, 2000, "issue slots", "the issue slots bound"),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_unit_that_takes_longest_bounds(name):
+    problem, made, gpu, clocks, bound, advice = UNITS[name]
+    found = limit(problem, resources(**made), gpu)
+    assert found.bound == bound and found.units[bound] == found.seconds == clocks and advice in found.advice
+    assert ("shared memory" in found.units) == ("shared_clocks_per_tile" in made)
 
 
 def test_the_rates_of_the_model_are_what_a_kernel_reaches_that_does_nothing_else():
@@ -102,26 +112,6 @@ def test_wgmma_reads_its_factors_from_shared_memory():
     wide = dataclasses.replace(DRAWN, head_dim=256)
     assert get_step("epilogue_overlap").shared_clocks(wide) == (2 * (2 * 64 + 64) + 2 * 64) * 256 * 2 / 128
     assert get_step("split_epilogue").shared_clocks(wide) == (2 * (2 * 64 + 32) + 2 * 64) * 256 * 2 / 128
-
-
-def test_exponentials_bound_a_small_head_dim():
-    """At head_dim 32 the tensor cores need a quarter of the time, the exponentials as long as ever."""
-    rich = Gpu("toy", "sm_90", 1, 1.0, 1e12)
-    small = Problem(batch=1, heads=1, seq_len_q=64, seq_len_kv=128, head_dim=32)
-    found = limit(small, resources(), rich)
-    assert found.units["tensor cores"] == 256 and found.bound == "exponentials"
-    assert "exponentials" in found.advice
-
-
-def test_memory_bounds_when_it_is_slow():
-    assert limit(FULL, resources(), TOY).bound == "memory"
-    assert limit(FULL, resources(blocks_per_sm=1), TOY).seconds == FORWARD.least_bytes(FULL)
-
-
-def test_packed_arithmetic_counts_twice():
-    hot = resources()["hot_loop"] | {"packed FP32": 64.0}
-    found = limit(FULL, resources(hot_loop=hot), Gpu("toy", "sm_90", 1, 1.0, 1e12))
-    assert found.units["FP32 pipe"] == 272 + 2 * 64
 
 
 def test_what_is_not_known_is_not_guessed():
@@ -160,11 +150,6 @@ def test_recorded_steps_are_compared_with_the_model():
         # What ran at once stays below what the resources allow, and is most of it.
         assert 0.6 < c.measurement.counters["achieved_occupancy_pct"] / c.measurement.resources["occupancy_pct"] < 1.01
         assert c.measurement.counters["time_us"] == pytest.approx(1e6 * c.measured, rel=0.1)
-
-
-def test_advice_follows_the_bound():
-    assert Limit({"tensor cores": 2.0, "issue slots": 1.0}, overlapped=True).advice.startswith("the tensor cores bound")
-    assert Limit({"tensor cores": 1.0, "issue slots": 2.0}, overlapped=True).advice.startswith("the issue slots bound")
 
 
 def test_counters_are_read_from_ncu_output():
@@ -219,13 +204,11 @@ def test_a_block_begins_and_ends_where_an_sm_holds_no_other():
 
 @pytest.mark.parametrize(
     ("name", "blocks"),
-    [("exp2", 4 * 32 * 64), ("gluon_larger_tile", 4 * 32 * 32), ("producer", 4 * 32 * 32), ("pv_wait_after_max", 132)],
+    [
+        *(("exp2", 4 * 32 * 64), ("gluon_larger_tile", 4 * 32 * 32), ("producer", 4 * 32 * 32)),
+        *(("pv_wait_after_max", 132), ("folded_lse", 4 * 32 * 64), ("decoupled_warpgroups", 4 * 32 * 32)),
+    ],
 )
 def test_how_many_blocks_a_launch_has_is_known(name, blocks):
-    """A block has 64 queries in cuTile, 128 in Gluon; persistent blocks are as many as SMs."""
+    """A block has 64 queries in cuTile, 128 in Gluon, as many keys backward; persistent blocks are as many as SMs."""
     assert get_step(name).compile(HEADLINE, "sm_90").blocks == blocks
-
-
-def test_a_backward_kernels_blocks_own_keys():
-    assert get_step("folded_lse").compile(HEADLINE, "sm_90").blocks == 4 * 32 * 64
-    assert get_step("decoupled_warpgroups").compile(HEADLINE, "sm_90").blocks == 4 * 32 * 32

@@ -31,15 +31,10 @@ class Runner:
 
 
 def test_pins_are_read_without_comments():
-    text = "# all\ntorch==2.15.0\n\nsphinx==9.0.4  # the last for Python 3.11\na-b==1.0+cu1\n"
+    text = "# all\ntorch==2.15.0\n\nsphinx==9.0.4  # the last for Python 3.11\na-b==1.0+cu1; x == 'y'\n"
     assert newest.pins(text) == {"torch": "2.15.0", "sphinx": "9.0.4", "a-b": "1.0+cu1"}
     with pytest.raises(BadRequest, match="expected name==VERSION, got 'torch>=2'"):
         newest.pins("torch>=2\n")
-
-
-def test_every_line_of_the_requirements_is_understood():
-    text = (newest.ROOT / "requirements.txt").read_text(encoding="utf-8")
-    assert {"torch", "triton", "sphinx", "ruff"} <= newest.pins(text).keys()
 
 
 def test_what_pip_lists_is_found_among_warnings():
@@ -98,10 +93,3 @@ def test_what_pytest_ends_with(tmp_path):
         newest.tested("python", [], Pytest(pytest=(4, ["ERROR: not found: x", ""])))
     with pytest.raises(OSError, match="status 4: E   No module"):  # conftest.py cannot be imported
         newest.tested("python", [], Pytest(pytest=(4, ["ImportError", "E   No module"])))
-
-
-def test_bad_input_is_told_in_one_line(capsys):
-    assert newest.main(["tests/nothing"]) == 2
-    assert capsys.readouterr().err == "tests.newest: there is no tests/nothing\n"
-    assert newest.main(["--nothing"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1

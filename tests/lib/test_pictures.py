@@ -1,12 +1,18 @@
 """Pictures tell what the kernels do, and show all of it."""
 
+import re
+
 import matplotlib.colors
 import pytest
 
 from steps.core.fused import tiles_visited
 from steps.core.tiles import Tile
+from steps.exercises import get_exercise
 from tests.shapes import problem
-from tutorial_lib import pictures
+from tutorial_lib import drawings, pictures
+from tutorial_lib.architectures import ARCHITECTURES, REFERENCE_GPUS
+from tutorial_lib.exercises import define
+from tutorial_lib.gpu_picture import gpu_picture
 
 
 @pytest.mark.parametrize("shape", [problem(), problem(causal=False), problem(seq_len_q=77, seq_len_kv=200)])
@@ -18,15 +24,47 @@ def test_tiles_that_are_visited_have_a_look_of_their_own(shape):
     assert "a block owns" in axes.get_title()
 
 
-def test_no_share_lies_on_the_frame():
-    axes = pictures.shares({"dealt": [70, 70, 63], "in turn": [72, 70, 61]}, "tiles of keys").axes[0]
-    bottom, top = axes.get_ylim()
-    assert bottom == 0 and top > 72
-
-
 def test_a_simulated_timeline_names_products_of_either_kind_once():
     for kinds in (["wgmma", "wait"], ["tensor cores", "wait"], ["wgmma", "tensor cores", "wait"]):
         trace = [((0, 0, 0), "all warps", kind, "", 10.0 * n, 10.0 * n + 5) for n, kind in enumerate(kinds)]
         figure = pictures.simulated_timeline(trace, (0, 0, 0), "made up")
         names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
         assert names == ["tensor cores", "waiting"]
+
+
+@pytest.mark.parametrize("arch", REFERENCE_GPUS)
+def test_the_figures_are_those_of_the_architecture(arch):
+    gpu, limits = REFERENCE_GPUS[arch], ARCHITECTURES[arch]
+    [axes] = gpu_picture(gpu).axes
+    written = [text.get_text() for text in axes.texts]
+    assert gpu.name in written and f"{gpu.multiprocessors} SMs" in written
+    assert len(axes.patches) == 1 + 4 * 6 + 1 + 1 + gpu.multiprocessors + 2
+    for figure in (
+        "16,384\nregisters",
+        f"tensor core:\n{limits.tensor_flops // 4:,} operations",
+        f"MUFU:\n{limits.mufu // 4} results",
+        f"FMA pipe:\n{limits.fp32 // 4} results",
+        f"room for {limits.max_warps // 4} warps\nof 32 lanes",
+    ):
+        assert written.count(figure) == 4
+    assert any(f"{limits.shared_bytes // 1024} KiB" in text for text in written)
+
+
+COPY, COMPUTE = [2, 2, 2, 2, 6, 2, 2], [3] * 7
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_the_picture_follows_the_rules_of_the_exercise(stages):
+    exercise = get_exercise("copy_ahead")
+    ends = define(exercise.solution, exercise.function)(COPY, COMPUTE, stages)
+    [axes] = pictures.ahead(COPY, COMPUTE, [stages]).axes
+    assert axes.get_title(loc="left").endswith(f"ends at {ends}")
+    assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == ends
+
+
+def test_tiles_are_drawn_to_scale_and_named_with_their_sizes():
+    [axes] = drawings.one_iteration(64, 128, 256).axes
+    sizes = {(round(128 * patch.get_height()), round(128 * patch.get_width())) for patch in axes.patches}
+    named = {tuple(map(int, found)) for text in axes.texts for found in re.findall(r"(\d+) × (\d+)", text.get_text())}
+    assert {(64, 256), (256, 128), (64, 128), (128, 256)} == {size for size in named if size[1] > 1}
+    assert {size for size in named if size[1] > 1} <= sizes

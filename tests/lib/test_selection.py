@@ -43,12 +43,6 @@ def ran(pytester, monkeypatch, capsys):
     return run
 
 
-def test_every_case_is_in_one_of_twenty():
-    found = [[n for n in range(selection.PARTS) if selection.in_part(f"test[{case}]", n)] for case in range(2000)]
-    assert all(len(its) == 1 for its in found)
-    assert all(50 < found.count([n]) < 150 for n in range(selection.PARTS))
-
-
 def test_a_core_and_what_is_selected_run_on_every_worker(ran):
     whole, _ = ran("--selection", "all")
     assert len(whole) == 2 * 40 + 40 + 1 and whole > CORE

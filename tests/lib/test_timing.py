@@ -5,11 +5,14 @@ import sys
 import tempfile
 
 import pytest
+import torch
 
-from tutorial_lib import timing
+from tutorial_lib import hardware, timing
+from tutorial_lib.clock import Clock, ClockError, clock_between, reading
 from tutorial_lib.hardware import gpu_turn
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
+from tutorial_lib.samples import cycles_of, ghz_of, latency_of, median_of, sustained_of
 from tutorial_lib.timing import Plan, Spread, speedup, spread, verdict
 
 
@@ -164,3 +167,84 @@ def test_a_sample_in_which_the_gpu_waited_for_the_host_is_taken_again(
         monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
     sample = timing.take_sample(call, Plan(launches=400, spin_ms=spin_ms))
     assert sample.milliseconds == pytest.approx(expected, rel=0.02)
+
+
+def counters(ghz: dict[int, float], nanoseconds: int = 40_000_000, start: int = 10**12) -> tuple[dict, dict]:
+    """What is read before and after, of SMs that run at so many GHz."""
+    before = {sm: (start + 1000 * sm, 5 * start) for sm in ghz}
+    return before, {sm: (c + round(ghz[sm] * nanoseconds), t + nanoseconds) for sm, (c, t) in before.items()}
+
+
+def test_the_clock_is_cycles_over_nanoseconds():
+    assert clock_between(*counters({0: 1.6, 1: 1.5, 2: 1.7}), 3) == Clock(1.6, 1.5, 1.7)
+
+
+def test_of_several_blocks_on_an_sm_the_last_counts():
+    assert reading([(0, 100, 50), (1, 7, 3), (0, 160, 90), (0, 130, 70)]) == {0: (160, 90), 1: (7, 3)}
+
+
+def test_a_counter_that_wrapped_is_no_clock():
+    before, after = counters({0: 1.6, 1: 1.6})
+    after[1] = (12345, after[1][1])
+    with pytest.raises(ClockError, match=r"SM 1 counted -\d+ cycles in 40000000 ns: its counters wrapped"):
+        clock_between(before, after, 2)
+    before, after = counters({0: 1.6, 1: 1.6})
+    after[0] = (after[0][0], before[0][1])
+    with pytest.raises(ClockError, match="SM 0 counted 64000000 cycles in 0 ns"):
+        clock_between(before, after, 2)
+
+
+def test_an_sm_that_is_missing_is_no_clock():
+    before, after = counters({0: 1.6, 1: 1.6, 2: 1.6})
+    del after[1]
+    with pytest.raises(ClockError, match="2 of 3 SMs were read after the sample"):
+        clock_between(before, after, 3)
+    with pytest.raises(ClockError, match="3 of 132 SMs were read before the sample"):
+        clock_between(before, after, 132)
+    before[7] = before.pop(1)
+    after[1] = before[0]
+    with pytest.raises(ClockError, match="SM 1 was read only once"):
+        clock_between(before, after, 3)
+
+
+def sample(milliseconds: float, ghz: float | None = None, joules: float | None = None) -> dict:
+    return {"milliseconds": milliseconds, "clock": ghz and {"ghz": ghz}, "joules": joules}
+
+
+def test_cycles_are_taken_inside_each_sample():
+    """A clock that falls while the time grows: the cycles are the same in every round."""
+    samples = [sample(1.0, 2.0), sample(2.0, 1.0), sample(1.25, 1.6)]
+    assert cycles_of(samples) == 2e6 and ghz_of(samples) == 1.6
+
+
+def test_what_was_not_read_is_not_counted():
+    assert cycles_of([sample(1.0)]) is None and ghz_of([sample(1.0)]) is None and median_of([]) is None
+    assert cycles_of([sample(1.0), sample(2.0, 1.5)]) == 3e6
+    found = sustained_of([sample(2.0)], 1e12)
+    assert (found.clock_ghz, found.cycles, found.joules, found.watts) == (None, None, None, None)
+
+
+def test_a_load_that_goes_on():
+    found = sustained_of([sample(2.0, 1.5, 1.4), sample(2.0, 1.4, 1.2), sample(2.2, 1.3, 1.6)], 1e12)
+    assert (found.latency_ms.median, found.latency_ms.rounds) == (2.0, 3)
+    assert found.tflops == 500 and found.clock_ghz == 1.4 and found.joules == 1.4
+    assert found.watts == pytest.approx(700)
+    assert latency_of([1.0, 3.0]).low == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no"), torch.AcceleratorError("CUDA error: out of memory\n")])
+def test_on_a_gpu_that_others_have_filled_no_memory_is_free(monkeypatch, error):
+    def fails():
+        raise error
+
+    monkeypatch.setattr("torch.cuda.mem_get_info", fails)
+    assert hardware.available_bytes("cuda") == 0
+
+
+def test_another_error_of_the_gpu_is_not_taken_for_a_lack_of_memory(monkeypatch):
+    def fails():
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("torch.cuda.mem_get_info", fails)
+    with pytest.raises(torch.AcceleratorError, match="illegal"):
+        hardware.available_bytes("cuda")

@@ -129,13 +129,12 @@ def test_what_is_recorded_must_not_be_called_unrecorded():
 
 @pytest.mark.parametrize("path", STEP_SOURCES, ids=lambda p: p.stem)
 def test_every_step_is_told_in_the_same_order(path):
-    headings = re.findall(r"^## (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    """A prediction starts empty, and five questions, whose answers are folded, come last."""
+    text = path.read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert [heading for heading in headings if heading not in MAY_BE_THERE] == BONES
-
-
-@pytest.mark.parametrize("path", STEP_SOURCES, ids=lambda p: p.stem)
-def test_a_chapter_ends_with_five_questions_whose_answers_are_folded(path):
-    asked = path.read_text(encoding="utf-8").partition("## Questions")[2]
+    assert text.count(".predict()") == 1
+    asked = text.partition("## Questions")[2]
     assert asked.count("<details>") == asked.count("</details>") == asked.count("<summary>") == 5
 
 
@@ -151,11 +150,6 @@ def shown(notebook) -> str:
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     data = [output.get("data", {}) for cell in cells for output in cell.outputs]
     return "".join([cell.source for cell in cells] + [d.get("text/markdown", d.get("text/plain", "")) for d in data])
-
-
-@pytest.mark.parametrize("path", STEP_SOURCES, ids=lambda p: p.stem)
-def test_a_prediction_starts_empty(path):
-    assert path.read_text(encoding="utf-8").count(".predict()") == 1
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.stem)
@@ -350,11 +344,6 @@ def test_chapters_side_by_side_share_the_cores(monkeypatch, gpu, at_once, thread
     monkeypatch.setattr(notebooks, "execute_all", execute_all)
     monkeypatch.setattr(notebooks, "relink", lambda source: None)
     assert notebooks.main(["000_start_here"]) == 0 and asked == [(at_once, threads)]
-
-
-def test_a_chapter_that_is_none_gets_one_line(capsys):
-    assert notebooks.main(["17_nothing"]) == 2
-    assert "argument NAME: must be some of 000_start_here" in capsys.readouterr().err
 
 
 # --- the site ---

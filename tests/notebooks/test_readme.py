@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from steps.core.ladder import select
+from tests.selection import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "results/README.md", "results/versions.md", "notebooks/README.md"),
-    "steps/kernels/README.md",
+    *("steps/kernels/README.md", "results/machines.md"),
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"python -m ((?:steps|tutorial_lib)[\w.]*)")
@@ -110,3 +110,6 @@ print(step.label, list(step.changed_holes()), found.correct)
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, encoding="utf-8")
     assert done.stdout == "12 reciprocal ['divide'] True\n", done.stderr
+    (tmp_path / "steps" / "cutile" / "step012_reciprocal.py").rename(tmp_path / "steps" / "cutile" / "step013_toy.py")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, encoding="utf-8")
+    assert done.returncode and "must hold the step of its file's name" in done.stderr

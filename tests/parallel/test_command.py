@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +17,12 @@ from steps.measuring.measure import Settings, _Contender, _summarise
 from steps.measuring.parallel import one_gpu
 from steps.parallel.peers import peers_over_ranks
 from steps.run import main
-from tests.selection import sampled
+from tests.selection import ROOT, sampled
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.report import write_report
 from tutorial_lib.results import as_json, write_run
 from tutorial_lib.timing import Sample
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 ASKED = [step.name for step in PARALLEL if step.number]  # in their order; of both directions
 SMALL = ["--seq-len", "64", "--head-dim", "64"]
 
@@ -40,23 +38,6 @@ def together(module: str, *arguments, ranks: int = 2) -> subprocess.CompletedPro
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = [*launch, "-m", module, *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", env=os.environ)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (
-            ["--parallel", "ring"],
-            "takes a process for each GPU: torchrun --nproc-per-node 2 -m steps.run --parallel ring",
-        ),
-        (["--parallel"], "takes a process for each GPU: torchrun --nproc-per-node 2 -m steps.run --parallel\n"),
-        (["--steps", "ring"], "argument --steps: step 801 ring computes on several GPUs at once: torchrun --nproc"),
-        (["--steps", "gather_gradients"], "argument --steps: must be steps of the forward pass, got gather_gradients"),
-    ],
-)
-def test_one_process_is_told_how_to_start_several(arguments, told):
-    status, err = call(*SMALL, *arguments)
-    assert status == 2 and told in err and err.count("\n") == 1
 
 
 def test_what_a_rank_does_is_shown_beside_the_step_before(capsys):

@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 from steps.core.recorded import read_run
+from tests.selection import ROOT
 from tutorial_lib.results import Run, of_one_machine
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 HEADLINE = "b4_h32_s4096_d128_fp16_causal"
 
 

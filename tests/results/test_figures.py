@@ -57,19 +57,6 @@ def test_a_part_longer_than_a_row_is_broken_evenly():
     assert [len(axes.get_xticks()) for axes in plots.tflops_by_step(run).axes] == [8, 8]
 
 
-@pytest.mark.parametrize(
-    ("label", "expected"),
-    [
-        ("101 swizzle", "101\nswizzle"),
-        ("7 approx_division", "7 approx\ndivision"),
-        ("205 three_warpgroups", "205 three\nwarpgroups"),
-        ("202 intra_warpgroup_overlap", "202 intra\nwarpgroup\noverlap"),
-    ],
-)
-def test_a_label_is_as_narrow_as_its_bar(label, expected):
-    assert plots.narrow(label) == expected and plots.narrow("sdpa") == "sdpa"
-
-
 def test_gains_have_one_scale_and_the_long_ones_are_cut():
     """6 % must not look like 86 %, in whichever row."""
     run = run_of({"sdpa": 1.0, "lower": 4.0, "higher": 0.4, "little": 0.38})
@@ -81,18 +68,6 @@ def test_gains_have_one_scale_and_the_long_ones_are_cut():
     assert heights == pytest.approx([plots.LOSS_SHOWN, plots.GAIN_SHOWN, 100 * (0.4 / 0.38 - 1)], rel=0.05)
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert texts[0].startswith("-75") and texts[1].startswith("×10") and texts[2].startswith("+5")
-
-
-def test_a_gain_of_nothing_has_no_minus():
-    """A hundredth of a percent below 0 is rounded to +0.0 %."""
-    run = recorded()
-    ratio = run.measurement("latency").speedup_vs_previous
-    nothing = ratio.model_copy(update={"median": 0.9999, "low": 0.999, "high": 1.001})
-    update = {"speedup_vs_previous": nothing}
-    steps = [m.model_copy(update=update) if m.name == "latency" else m for m in run.steps]
-    figure = plots.gain_by_step(run.model_copy(update={"steps": steps}))
-    texts = [text.get_text().split("\n")[0] for axes in figure.axes for text in axes.texts]
-    assert "+0.0 %" in texts and "-0.0 %" not in texts
 
 
 def test_over_the_length_each_part_has_a_panel_of_lines_that_can_be_followed():

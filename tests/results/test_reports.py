@@ -108,27 +108,10 @@ def test_links_lead_from_a_report_to_the_files_of_its_steps(tmp_path):
     assert link("a title", "steps/run.py", tmp_path) == link("a title", None, ROOT) == "a title"  # no way there
 
 
-def test_a_report_names_no_step_of_its_own():
-    """What knows the ladder is steps/report.py."""
-    for path in ("report", "tables", "plots", "results"):
-        text = (ROOT / "tutorial_lib" / f"{path}.py").read_text(encoding="utf-8")
-        known = {step.name for step in (*STEPS, *INSIDE)} - {
-            "sdpa",
-            "latency",
-            "occupancy",
-            "register_reallocation",
-            "autotuned",
-        }
-        assert not known & set(re.findall(r'"(\w+)"', text)), path
-        assert "import steps" not in text and "from steps" not in text
-
-
 def test_bad_paths_get_one_line(tmp_path, capsys):
-    assert report.main([str(tmp_path / "missing.json")]) == 2
     assert report.main([str(tmp_path)]) == 2
-    assert report.main(["--colour"]) == 2
-    err = capsys.readouterr().err.splitlines()
-    assert len(err) == 3 and "cannot read" in err[0] and "no results.json under" in err[1]
+    err = capsys.readouterr().err
+    assert "no results.json under" in err and err.count("\n") == 1
 
 
 @pytest.fixture
@@ -148,19 +131,17 @@ def test_the_command_draws_all_of_it_and_again_the_same(place, capsys):
     made = sorted(path for path in place.rglob("*") if path.is_file())
     names = {path.relative_to(place).as_posix() for path in made}
     slug = HEADLINE.slug
-    assert {"results/ladder.md", "results/ladder.html", "README.md", f"results/a-gpu/{slug}/report.md"} <= names
+    assert {"results/ladder.md", "README.md", f"results/a-gpu/{slug}/report.md"} <= names
     assert {f"results/a-gpu/{slug}/results.csv", f"results/a-gpu/{slug}/figures/gain.png"} <= names
     assert f"results/a-gpu/by_length-{HEADLINE.family}.png" in names
-    page = (place / "results" / "ladder.html").read_text(encoding="utf-8")
-    assert page.count('src="data:image/png') == 2 and not re.search(r'(src|href)="https?:', page)
     unlinked = place / "results" / "a-gpu" / "b4_h32_s1024_d128_fp16_causal"
     assert (
         "![" not in (unlinked / "report.md").read_text(encoding="utf-8")
         and (unlinked / "figures" / "gain.png").exists()
     )
-    before = [path.read_bytes() for path in made if path.suffix != ".html"]
+    before = [path.read_bytes() for path in made]
     assert report.main([str(place / "results")]) == 0
-    assert [path.read_bytes() for path in made if path.suffix != ".html"] == before
+    assert [path.read_bytes() for path in made] == before
 
 
 def test_other_paths_leave_the_readme_alone(place, tmp_path):

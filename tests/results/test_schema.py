@@ -433,7 +433,7 @@ def test_a_ratio_is_that_to_todays_predecessor():
 
 
 def test_every_record_is_read_by_todays_names():
-    """Searches, trainings, opinions, agreements and the survey were made when many steps had other names."""
+    """Searches, trainings and the survey were made when many steps had other names."""
     ladder = {step.name for step in whole_ladder()}
     searched = [
         s.step
@@ -447,19 +447,15 @@ def test_every_record_is_read_by_todays_names():
         for r in records.recorded_trainings(RESULTS)
         for name in (r.forward, r.backward, *(name for t in r.timed for name in t.steps))
     ]
-    opinions = [
-        name for r in records.recorded_opinions(RESULTS) for p in r.timed for names in p.rounds for name in names
-    ]
     swept = {name for r in records.recorded_sweeps(RESULTS) for row in r.rows for name in row.steps}
     assert swept <= ladder
-    agreeing = [one.step for r in records.recorded_agreements(RESULTS) for one in r.steps]
     [survey] = RESULTS.glob("compiled/*/survey.json")
     surveyed = [label.split(" ")[-1] for label in records.read_survey(survey).steps]
     together = [
         p.title for d in ("forward", "backward") for r in recorded_runs(RESULTS, d, several=True) for p in r.peers
     ]
     assert "one GPU alone, by step 207 kv_multicast" in together
-    for names in (searched, trained, opinions, agreeing, surveyed):
+    for names in (searched, trained, surveyed):
         assert names and set(names) - {"flash_attn_4", "sdpa_cudnn"} <= ladder | {"one_loop"}
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from functools import partial
 
 import pytest
 import torch
@@ -13,9 +12,8 @@ from steps import get_step
 from steps.core.ladder import kernels_of
 from steps.core.order import processors
 from steps.core.problems import HEADLINE
-from steps.measuring import agreement
 from steps.simulate import main
-from tests.core.test_steps import asked
+from tests.checking import faults
 from tests.distinct import distinct, named, some_of
 from tests.results.recorded import recorded
 from tests.selection import sampled
@@ -24,7 +22,7 @@ from tests.simulator import kernels
 from tutorial_lib.compiler import compile_gluon
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import FORWARD
-from tutorial_lib.records import recorded_agreements, recorded_traces
+from tutorial_lib.records import recorded_traces
 from tutorial_lib.simulator.block import Deadlock, KernelError, Unknown
 from tutorial_lib.simulator.run import launch, watched
 
@@ -227,13 +225,8 @@ SCHEDULED = distinct(
 
 @pytest.mark.parametrize(("step", "shape"), SCHEDULED, ids=named)
 def test_no_kernel_has_a_race_a_missing_fence_or_a_deadlock(step, shape, pytestconfig):
-    """Under random latencies, on shapes with ends that are not full; a run that finds something raises."""
-    of = asked(shape, "cpu")
-    inputs, exact, allowed = of.inputs, of.exact, of.allowed
     for seed in some_of(range(3), 1, pytestconfig):
-        with watched(seed) as watch:
-            assert FORWARD.check(step, shape, inputs, exact, allowed).correct
-        assert not any(run.found for run in watch.runs)
+        assert not faults(step, shape, seed)
 
 
 def test_attention_on_the_cpu_raises_for_a_race():
@@ -247,44 +240,6 @@ def test_attention_on_the_cpu_raises_for_a_race():
     racy = replace(whole, text=without(whole.text, "wait(barriers.value_empty"))
     with pytest.raises(KernelError, match=r"race on tiles\.value"):
         racy.attention(*FORWARD.inputs(shape, 0), True)
-
-
-# --- beside a GPU ---
-
-
-@pytest.mark.parametrize("wrong_by", [0.0, 1.0])
-def test_outputs_of_a_gpu_are_set_beside_the_simulators(wrong_by, capsys, monkeypatch, tmp_path):
-    """With a GPU that is made up."""
-
-    def made_up(step, inputs, causal):
-        return step.attention(*inputs, causal) + (wrong_by if step.name == "epilogue_overlap" else 0.0)
-
-    measure = partial(agreement.measure, on_gpu=made_up)
-    (tmp_path / "README.md").write_text(agreement.README.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr("steps.core.ladder.kernels_of", lambda _: [get_step("epilogue_overlap"), get_step("stages")])
-    monkeypatch.setattr(agreement, "PROBLEMS", [p for p in agreement.PROBLEMS if p.head_dim == 128])
-    monkeypatch.setattr(agreement, "measure", measure)
-    monkeypatch.setattr(agreement, "update_readme", partial(agreement.update_readme, path=tmp_path / "README.md"))
-    monkeypatch.setattr("tutorial_lib.files.RESULTS", tmp_path)
-    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
-    monkeypatch.setattr("steps.measuring.ahead.compile_ahead", lambda *what: None)
-    machine = {"name": "made up", "slug": "made-up", "arch": "sm_90"}
-    monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: machine)
-    assert main(["--against-gpu"]) == (1 if wrong_by else 0)
-    [record] = recorded_agreements(tmp_path)
-    assert [(d.step, d.problems) for d in record.steps] == [("epilogue_overlap", 4), ("stages", 4)]
-    assert [d.largest for d in record.steps] == pytest.approx([wrong_by, 0.0], abs=0.01)  # what is added is rounded
-    told = agreement.sentence([record])
-    assert (
-        told in (tmp_path / "README.md").read_text(encoding="utf-8") and told.split(" (")[0] in capsys.readouterr().out
-    )
-    assert f"for {1 if wrong_by else 2} of 2 steps" in told and ("Not so for epilogue_overlap." in told) == bool(
-        wrong_by
-    )
-
-
-def test_the_page_says_what_is_recorded():
-    assert agreement.sentence(recorded_agreements(RESULTS)) in agreement.README.read_text(encoding="utf-8")
 
 
 # --- the command ---
@@ -347,27 +302,6 @@ def test_a_mistake_in_a_files_python_is_told_with_its_line(capsys, tmp_path):
     path.write_text(text, encoding="utf-8")
     assert main([str(path), "--seq-len", "99968"]) == 2
     assert "ask for a smaller --seq-len" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ([], "expected either a step, or --against-gpu"),
-        (["epilogue_overlap", "--against-gpu"], "expected either a step, or --against-gpu"),
-        (["--against-gpu"], "--against-gpu needs a GPU"),
-        (["nothing"], "no step nothing; `python -m steps.run --list`"),
-        (["mma"], "simulated are Gluon's kernels"),
-        (["epilogue_overlap", "--head-dim", "512"], "head_dim must be a multiple of 8"),
-        (["epilogue_overlap", "--seq-len", "99999"], "ask for a smaller --seq-len"),
-        (["epilogue_overlap", "--without", "nothing"], "no such synchronisation"),
-        (["/nothing.py"], "cannot read /nothing.py"),
-        (["epilogue_overlap", "--timeline", "/"], "argument --timeline: must be a file, got the folder /"),
-    ],
-)
-def test_bad_input_is_told_in_one_line(arguments, told, capsys):
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1 and told in captured.err
 
 
 @sampled(core=lambda name: name == "epilogue_overlap")

@@ -9,7 +9,6 @@ import torch
 
 from steps import get_step, summary
 from steps.once import named
-from steps.trials import __main__ as command
 from steps.trials import all_trials, get_trial, recorded_trial
 from steps.trials import polynomial as exponential
 from tests.selection import sampled
@@ -88,13 +87,6 @@ def test_recorded_trials_hold_speed_and_error_of_every_value(trial):
         assert [m.name for m in tried] == trial.names
         assert all(m.tflops for m in tried)
         assert not trial.right or all(m.correct and m.max_error and m.reference_error for m in tried)
-
-
-def test_a_trial_that_is_not_there_gets_one_line(capsys, tmp_path):
-    assert command.main(["polynomail", "--output-dir", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert "did you mean polynomial?" in error and error.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_trial_that_nobody_recorded_says_how_to(monkeypatch):
