@@ -216,11 +216,13 @@ def test_a_soft_cap_is_left_to_pytorch_only_where_nothing_is_recorded():
         assert front.chosen(one, "sm_120").name == front.chosen(one, "cpu").name == "sdpa"
 
 
-def test_what_is_known_of_problems_without_sinks_says_nothing_of_them():
-    for window in (None, 1024):
-        shape = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True, window=window)
-        assert front.chosen(shape, "sm_90").name != "sdpa"
-        assert front.chosen(replace(shape, sinks=True), "sm_90").name == "sdpa"
+@pytest.mark.parametrize("window", [None, 1024])
+def test_what_is_known_of_problems_without_sinks_says_nothing_of_them(window, monkeypatch):
+    shape = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True, window=window)
+    nearest = front.best(shape, "sm_90", front._recorded("forward"))
+    monkeypatch.setattr(front, "best", lambda *_: nearest)
+    assert front.chosen(shape, "sm_90") is nearest.step
+    assert front.chosen(replace(shape, sinks=True), "sm_90").name == "sdpa"
 
 
 # --- whoever looks on ---
@@ -397,6 +399,8 @@ def test_derivatives_in_forward_mode_are_refused_by_name():
         dual = torch.autograd.forward_ad.make_dual(given[3], given[3])
         with pytest.raises(ValueError, match="sinks must have no derivative in forward mode"):
             attention([*given[:3], dual], asked)
+        with pytest.raises(ValueError, match="sinks must have no derivative in forward mode"):
+            front.operator(*given[:3], sinks=dual)
 
 
 @FEATURES
