@@ -8,14 +8,10 @@ keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTor
 
 For other problems `python -m steps.export load_order` writes other programs. They differ as follows. A quoted statement
 is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
-  --head-dim 64: HEAD_DIM 64; in clock `for function, its in [*zip(functions, times)] * rounds:`, not `for _ in
-    range(rounds):` and `for function, its in zip(functions, times):`
-  --dtype bfloat16: in clock `for function, its in [*zip(functions, times)] * rounds:`, not `for _ in range(rounds):`
-    and `for function, its in zip(functions, times):`
-  --no-causal: 6 lines of fmha; 3 lines of clock
-  --seq-len-kv 4001: in fmha `scores = ct.where(key_index < seq_len_kv, scores, -math.inf)`; in clock `for function, its
-    in [*zip(functions, times)] * rounds:`, not `for _ in range(rounds):` and `for function, its in zip(functions,
-    times):`
+  --head-dim 64: HEAD_DIM 64
+  --dtype bfloat16: the same kernel and launch
+  --no-causal: 6 lines of fmha
+  --seq-len-kv 4001: in fmha `scores = ct.where(key_index < seq_len_kv, scores, -math.inf)`
 
 Made from step 4 load_order (K loaded transposed) of the FMHA tutorial by
 python -m steps.export load_order --head-dim 128 --seq-len 4096 --dtype float16 --causal

@@ -196,7 +196,7 @@ def tiles_of_warpgroup(query_tile, warpgroup: gl.constexpr):
 
 @gluon.jit
 def first_weights(scores, row_max, dtype: gl.constexpr, scale):
-    """(weights, maxima, sums) of the first tile of keys."""
+    """(weights, maxima, sums) of the first tile of keys; the sink is in the sums."""
     weights = exp2(scores * scale - row_max[:, None])
     row_sum = sum_own(weights)
     return gl.convert_layout(weights.to(dtype), WEIGHTS), row_max, row_sum

@@ -49,14 +49,13 @@ statement is new: it replaces the one that assigns the same name, or is added. C
     work, warpgroup)`; in gradients `rates = tuple((pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (8, 4)))`;
     also has add_by_tma with `first_row = iteration * TILE_QUERY` and `first_column = warpgroup * QUERY_COLUMNS` and
     `corner = [work.batch, work.head, first_row, first_column]`; has no store_for_tma, let_tma_add
-  --dtype bfloat16: in consume `weights = in_bfloat16(rounded)`; in clock `for function, its in [*zip(functions, times)]
-    * rounds:`, not `for _ in range(rounds):` and `for function, its in zip(functions, times):`; also has in_bfloat16
-    with `return gl.inline_asm_elementwise('shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;', '=r,=r,r', ...`
+  --dtype bfloat16: in consume `weights = in_bfloat16(rounded)`; also has in_bfloat16 with `return
+    gl.inline_asm_elementwise('shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;', '=r,=r,r', ...`
   --causal: AHEAD 264; SECTION 264; 19 lines of consume; 5 lines of produce; 4 lines of iterations_before; 3 lines of
     own_share; 11 lines of fmha_backward; 1 lines of pieces_an_iteration; in gradients `cleared = min(lines, max(2, 264
-    // blocks))`; 3 lines of clock; also has add_by_tma; has no store_for_tma, let_tma_add
-  --seq-len-kv 4001: 17 lines of consume; 4 lines of fmha_backward; 3 lines of clock; also has add_by_tma; has no
-    store_for_tma, let_tma_add
+    // blocks))`; also has add_by_tma; has no store_for_tma, let_tma_add
+  --seq-len-kv 4001: 17 lines of consume; 4 lines of fmha_backward; also has add_by_tma; has no store_for_tma,
+    let_tma_add
 
 Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutorial by
 python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
