@@ -260,7 +260,7 @@ UNITS = (
     "tensor pipe %",
     "MUFU (xu) pipe %",
     "shared memory %",
-    "its wavefronts, million",
+    "shared wavefronts, million",
     "issue active %",
     "L2 %",
 )

@@ -464,7 +464,7 @@ COUNTED: list[Column] = [
     ("MUFU (xu) pipe %", counter("xu_pct")),
     ("FMA pipe %", counter("fma_pct")),
     ("shared memory %", counter("shared_pct")),
-    ("its wavefronts, million", counter("shared_wavefronts", 1e6)),
+    ("shared wavefronts, million", counter("shared_wavefronts", 1e6)),
     ("issue active %", counter("issue_active_pct")),
     ("L2 hits %", counter("l2_hit_pct")),
     ("L2 %", counter("l2_pct")),

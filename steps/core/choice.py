@@ -134,10 +134,10 @@ def _as_modelled(problem: Problem, arch: str, runs: list[Run], may: Callable[[st
     name = min(same, key=[step.name for step in ladder.whole_ladder()].index)
     record = min((run for run in runs if _timed(run, name)), key=lambda run: apart(problem, run.the_problem()))
     seconds, step, ratio = known[name].seconds, get_step(name), model.of_baseline(problem)
-    compared = f", {ratio:.2f} times as fast as PyTorch's" if ratio else ""
+    compared = f", {ratio:.2f} times as fast as PyTorch's attention" if ratio else ""
     why = (
-        f"Not measured: {problem.describe()} on {arch}. By a model of {len(runs)} records {step.label} is the fastest; "
-        f"it should take {1000 * seconds:.3g} ms{compared}. The nearest record of it: {provenance(record)}."
+        f"Not measured: {problem.describe()} on {arch}. By a model of {len(runs)} records {step.label} is the fastest "
+        f"of the steps. It should take {1000 * seconds:.3g} ms{compared}. Its nearest record: {provenance(record)}."
     )
     return Choice(step, why, record, ratio)
 

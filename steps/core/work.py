@@ -90,6 +90,9 @@ def places(arch: str, a_processor: int = 1, together: int = 1) -> int:
 def _of_the_last(lengths: tuple[int, ...], heads: int, held: int, longest_first: bool) -> tuple[float, float]:
     """(iterations, tiles) of the place that ends last."""
     blocks = len(lengths) * heads
+    if min(lengths) == max(lengths):
+        waves = -(-blocks // held)
+        return waves * lengths[0], waves
     if blocks > DEALT_BY_HAND * held:
         late = min(lengths) if longest_first else max(lengths)  # what begins last; half of it is beyond the mean
         return sum(lengths) * heads / held + late / 2, blocks / held

@@ -66,7 +66,7 @@ def mistakes(chance) -> list[tuple[str, str, tuple[str, str]]]:
     few = "Another number of bytes was announced than TMA brings."
     free = "The producer has not asked for the tile that the consumers wait for, because it waits itself. "
     waited, released = FREE.format(kind), DONE.format(kind)
-    fetched = f"fetch(arrays.{kind}, tiles.{kind}, barriers.{kind}_full, kv_head, batch, key, stage)"
+    fetched = f"fetch(arrays.{kind}, tiles.{kind}, barriers.{kind}_full, head, batch, key, stage)"
     never = "The producer has ended and is not in the list: it never asked for this tile."
     return [
         ("query_full", few, (QUERIES, QUERIES.replace("// 8", "// 4"))),

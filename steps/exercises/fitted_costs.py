@@ -89,7 +89,7 @@ def fitted(counts, times):
             "the times divided, too",
             "yours are",
             old="wanted = torch.ones(len(times), 1, dtype=torch.float64)",
-            new="times[:, None]",
+            new="wanted = times[:, None]",
         ),
         Wrong(
             "a cost alone: time per iteration",

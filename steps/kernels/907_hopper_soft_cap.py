@@ -265,7 +265,7 @@ def attend_overlapped(scores, query, tiles, barriers, query_tile, iteration, sca
     if whole <= 0:
         scores = hide(scores, row, 0)
     row_max = gl.maximum(row_max, gl.max(scores, 1) * (SOFTCAP * 1.4426950408889634))
-    # (weights, maxima, sums) of the first tile of keys.
+    # (weights, maxima, sums) of the first tile of keys; the sink is in the sums.
     weights_2 = exp2(scores * (SOFTCAP * 1.4426950408889634) - row_max[:, None])
     row_sum_2 = sum_own(weights_2)
     first = gl.convert_layout(weights_2.to(tiles.key.dtype), WEIGHTS), row_max, row_sum_2

@@ -54,7 +54,6 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
         (["--page-size", 16, "--direction", "backward"], "argument --page-size: goes without --direction backward"),
         (["--page-size", 16, "--window", 4], "page_size goes with no other feature, got window, too"),
         (["--page-size", 16, "--sinks"], "page_size goes with no other feature, got sinks, too"),
-        (["--sinks", "--parallel"], "argument --sinks: is for one GPU; no step over several takes them"),
         (["--page-size", 16, "--lengths", "3,4"], "argument --lengths: goes without --page-size"),
         (["--page-size", 16, "--steps", "exp2"], "must be steps of the paged pass, got 3 exp2"),
         (["--seq-len-q", 9, "--lengths", "3,4"], "argument --lengths: goes without --seq-len-q"),

@@ -90,7 +90,7 @@ def test_an_exercise_is_got_wrong_understood_and_solved(lab, tmp_path):
         cells.first.locator(".cm-content").click()
         page.keyboard.press("Shift+Enter")
         cells.first.get_by_text("without a GPU").or_(cells.first.get_by_text("on a GPU")).wait_for(timeout=120_000)
-        cell = cells.filter(has_text="lesson.exercise(")
+        cell = cells.filter(has_text=f'lesson.exercise("{exercise.name}"')
 
         def answer(source: str, told: str) -> None:
             cell.locator(".cm-content").click()
@@ -133,7 +133,7 @@ def test_a_chapter_runs_in_jupyterlab(lab, tmp_path):
             page.wait_for_timeout(2000)
             return all(cell["execution_count"] for cell in cells())
 
-        wait_for(done, 120)
+        wait_for(done, 300)
         page.locator(".jp-RenderedImage img").first.wait_for(timeout=30_000)
         assert page.locator("[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
         assert page.locator(".jp-Dialog").count() == 0  # no missing extension, no failure

@@ -54,7 +54,7 @@ def on_a_gpu(monkeypatch, capsys):
     def run(said: dict[str, object] | None = None, slug: str = check_gpu.RECORDED_ON, **others):
         bench = MadeUp({task.checked.name: task.recorded for task in tasks()}, said or {})
         monkeypatch.setattr("steps.core.recorded.recorded_runs", recorded)
-        monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
+        monkeypatch.setattr("tutorial_lib.hardware.why_no_gpu", lambda: None)
         machine = {"name": "A GPU", "slug": slug, "arch": "sm_90"} | others
         monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: machine)
         monkeypatch.setattr("steps.measuring.bench.is_missing", lambda *kernel: False)

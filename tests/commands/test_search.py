@@ -91,7 +91,7 @@ def test_a_search_of_another_schema_is_passed_over(tmp_path):
 
 
 def test_a_problem_that_nothing_runs_is_one_line(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
+    monkeypatch.setattr("tutorial_lib.hardware.why_no_gpu", lambda: None)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (9, 0))
     reason = "OutOfMemoryError: far too long"
     monkeypatch.setattr(
@@ -127,7 +127,7 @@ def test_a_kernel_of_the_backward_pass_is_searched_in_its_own_space(kernel, plac
 @pytest.fixture
 def gpu_that_is_not_there(monkeypatch):
     """Compiling and timing are made up: tiles of many scores are fast."""
-    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
+    monkeypatch.setattr("tutorial_lib.hardware.why_no_gpu", lambda: None)
     monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: {"slug": "machine", "arch": "sm_90"})
     monkeypatch.setattr("tutorial_lib.hardware.describe_versions", lambda: {"cuda-tile": "1", "torch": "2"})
     monkeypatch.setattr(
