@@ -62,8 +62,8 @@ def best(
     or go as far as what is expected to be the fastest. Of several the one of the GPU of which most are recorded counts,
     then the newest. Elsewhere it is the step that ``steps.core.cost.Model`` expects to be the fastest. The model is
     made of the records of this architecture (where there are none, of others), which ask for the same beside plain
-    attention, a window and the like (where there are none, for as little else as can be). PyTorch's own is no
-    candidate: it is what the choice is compared with.
+    attention, a window and the like. Where there are none, it is made of those that ask for as little else as can be,
+    and whose fastest step takes the problem. PyTorch's own is no candidate: it is what the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
     """
@@ -80,12 +80,17 @@ def best(
         return step.unsupported(problem, arch) is None and (among is None or among(step))
 
     def of_model() -> Choice | None:
-        def differs(run: Run) -> tuple[bool, int]:
-            return run.machine["arch"] != arch, len({*problem.features} ^ {*run.the_problem().features})
+        alike: dict[tuple, list[Run]] = {}
+        for run in runs:
+            alike.setdefault((run.machine["arch"] != arch, run.the_problem().features), []).append(run)
 
-        kinds = sorted({differs(run) for run in runs})
-        alike = ([run for run in runs if differs(run) == kind] for kind in kinds)
-        return next(filter(None, (_as_modelled(problem, arch, found, may) for found in alike)), None)
+        def distance(kind: tuple) -> tuple:
+            elsewhere, features = kind
+            knows = any(may(run.by_speed()[0].name) for run in alike[kind] if run.by_speed())
+            return elsewhere, len({*problem.features} ^ {*features}), not knows
+
+        asked = (_as_modelled(problem, arch, alike[kind], direction, may) for kind in sorted(alike, key=distance))
+        return next(filter(None, asked), None)
 
     of_most = {id(run) for run in of_one_machine(runs)}
     own = [run for run in runs if run.machine["arch"] == arch and _same(run.the_problem(), problem)]
@@ -121,7 +126,9 @@ def _as_recorded(run: Run, m, fastest) -> Choice:
     return Choice(get_step(m.name), why, run, max(1.0, ratio.median) if level else ratio and ratio.median)
 
 
-def _as_modelled(problem: Problem, arch: str, runs: list[Run], may: Callable[[str], bool]) -> Choice | None:
+def _as_modelled(
+    problem: Problem, arch: str, runs: list[Run], direction: str, may: Callable[[str], bool]
+) -> Choice | None:
     """What the model of these records expects to be the fastest; None where none of their steps may be named."""
     model = _model_of(runs)
     known = {name: model.estimate(name, problem, arch) for name in model.timed if may(name)}
@@ -133,7 +140,9 @@ def _as_modelled(problem: Problem, arch: str, runs: list[Run], may: Callable[[st
     same = (name for name in heard if heard[name] <= SAME * min(heard.values()))
     name = min(same, key=[step.name for step in ladder.whole_ladder()].index)
     record = min((run for run in runs if _timed(run, name)), key=lambda run: apart(problem, run.the_problem()))
-    seconds, step, ratio = known[name].seconds, get_step(name), model.of_baseline(problem)
+    baseline = get_step(PASSES[direction].baseline)
+    ratio = None if baseline.unsupported(problem, arch) else model.of_baseline(problem)
+    seconds, step = known[name].seconds, get_step(name)
     compared = f", {ratio:.2f} times as fast as PyTorch's attention" if ratio else ""
     why = (
         f"Not measured: {problem.describe()} on {arch}. By a model of {len(runs)} records {step.label} is the fastest "
@@ -151,7 +160,7 @@ def _model_of(runs: list[Run]) -> Model:
     key = tuple(map(id, runs))
     if key not in _models:
         while len(_models) >= MOST_MODELS:
-            _models.pop(next(iter(_models)))
+            _models.pop(next(iter(_models)), None)
         _models[key] = runs, Model(runs)
     return _models[key][1]
 

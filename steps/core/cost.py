@@ -27,7 +27,7 @@ RIDGE = 3e-3  # keeps costs that the records do not tell apart small
 REACH = 0.7  # how far records are heard, in doublings of a length (``apart``): as far again they count 1/e
 REACH_OF_BASELINE = 0.15  # the same, beyond the nearest record, for PyTorch's attention
 DOUBT = 0.1  # of a record's weight: what no record's factor, 1, counts
-FEWEST = 4  # records of a step, below which its costs are not known
+FEWEST = 3  # records of a step, below which its costs are not known
 HEARD = 0.1  # of the weight that the best known step's records have: with less a step is not known there
 
 
@@ -123,17 +123,29 @@ def _product(costs: Sequence[float], counts: Sequence[float]) -> float:
 
 
 def _not_negative(rows: list[list[float]]) -> list[float]:
-    """Costs, none below zero, for which each row times them is as near 1 as can be, in the mean of squares."""
-    import torch
+    """Costs, none below zero, for which each row times them is as near 1 as can be, in the mean of squares.
 
+    By the normal equations, without PyTorch: whoever asks for a kernel may be under one of its modes.
+    """
     columns, width = list(range(len(rows[0]))), len(rows[0])
-    table = torch.tensor(rows, dtype=torch.float64)
+    squares = [[sum(row[a] * row[b] for row in rows) for b in columns] for a in columns]
+    sums = [sum(row[a] for row in rows) for a in columns]
     while columns:
-        held = torch.cat([table[:, columns], RIDGE * torch.eye(len(columns), dtype=torch.float64)])
-        wanted = torch.cat([torch.ones(len(rows), dtype=torch.float64), torch.zeros(len(columns), dtype=torch.float64)])
-        found = torch.linalg.lstsq(held, wanted[:, None]).solution[:, 0].tolist()
+        table = [[squares[a][b] + RIDGE**2 * (a == b) for b in columns] + [sums[a]] for a in columns]
+        found = _solved(table)
         if min(found) >= 0:
             costs = dict(zip(columns, found))
             return [costs.get(n, 0.0) for n in range(width)]
         columns.pop(found.index(min(found)))
     return [0.0] * width
+
+
+def _solved(table: list[list[float]]) -> list[float]:
+    """x for which a symmetric, positive matrix times x is the last column of the table, which Gauss eliminates."""
+    size = len(table)
+    for n in range(size):
+        table[n] = [x / table[n][n] for x in table[n]]
+        for other in range(size):
+            if other != n:
+                table[other] = [x - table[other][n] * y for x, y in zip(table[other], table[n])]
+    return [row[-1] for row in table]
