@@ -76,7 +76,9 @@ def alike(a: object, b: object, close: float) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(alike(a[key], b[key], close) for key in a)
     if isinstance(a, float) or isinstance(b, float):
-        return isinstance(a, int | float) and isinstance(b, int | float) and math.isclose(a, b, rel_tol=close)
+        if not (isinstance(a, int | float) and isinstance(b, int | float)):
+            return False
+        return math.isclose(a, b, rel_tol=close) or (math.isnan(a) and math.isnan(b))
     return a == b
 
 
@@ -85,7 +87,7 @@ def difference(mine: object, right: object, close: float) -> str:
     if is_tensor(right):
         import torch
 
-        wrong = ~torch.isclose(mine.double(), right.double(), close, close)
+        wrong = ~torch.isclose(mine.double(), right.double(), close, close, equal_nan=True)
         place = tuple(wrong.nonzero()[0].tolist())
         told = f"is {mine[place].item():.4g} at {list(place)}, where it must be {right[place].item():.4g}"
         return f"{told}; {int(wrong.sum())} of {wrong.numel()} numbers are wrong"
