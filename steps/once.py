@@ -55,12 +55,25 @@ def run(steps: str, problem, direction: str) -> int:
 
 def problem_of(text: str):
     """The Problem whose fields are written as JSON."""
+    from dataclasses import MISSING, fields
+
     from tutorial_lib.problem import Problem
 
     try:
-        return Problem(**json.loads(text))
-    except (TypeError, ValueError) as error:
+        given = json.loads(text)
+    except ValueError as error:
         raise argparse.ArgumentTypeError(f"not a problem in JSON: {text}: {error}") from None
+    if not isinstance(given, dict):
+        raise argparse.ArgumentTypeError(f"must hold the fields of a Problem, got {text}")
+    known = {field.name: field.default is MISSING for field in fields(Problem)}  # whether it must be given
+    if others := [name for name in given if name not in known]:
+        raise argparse.ArgumentTypeError(f"a Problem has no field {', '.join(others)}: {text}")
+    if lacking := [name for name, must in known.items() if must and name not in given]:
+        raise argparse.ArgumentTypeError(f"has no {', '.join(lacking)}, which a Problem must have: {text}")
+    try:
+        return Problem(**given)
+    except (TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{error}: {text}") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

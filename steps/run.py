@@ -79,7 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
     few = "query length where it is not --seq-len: for decoding, so many queries against --seq-len keys, without a mask"
     problem.add_argument("--seq-len-q", help=few, **number)
     problem.add_argument("--batch", help="batch size (4; on the CPU, and with --parallel, 1)", **number)
-    problem.add_argument("--heads", help="query heads (32; on the CPU 2)", **number)
+    problem.add_argument("--heads", help="query heads (32; on the CPU 2, or twice --kv-heads)", **number)
     problem.add_argument("--kv-heads", help="key and value heads, must divide --heads (as many)", **number)
     problem.add_argument("--head-dim", nargs="+", default=[128], help="head dimension, one or several (128)", **number)
     dtypes = ("float16", "bfloat16")
@@ -270,7 +270,7 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
     """
     if options.grid:
         return _problems_of_grid(options, device)
-    if options.problems:
+    if options.problems is not None:
         raise BadRequest("argument --problems: goes with --grid, whose problems it selects")
     from steps.core.ladder import steps_of
     from steps.core.step import PADDING
@@ -295,7 +295,8 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
 
     heads = options.heads or GPU_DEFAULTS["heads"]
     if options.kv_heads and heads % options.kv_heads:
-        unless = "" if options.heads else ", unless given"
+        where = "" if device == "cuda" else " in what is recorded"  # which is shown, and the CPU takes fewer
+        unless = "" if options.heads else f"{where}, unless given"
         raise BadRequest(f"argument --kv-heads: must divide --heads ({heads}{unless}), got {options.kv_heads}")
 
     causal = options.causal

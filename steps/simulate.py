@@ -54,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     if options.timeline:
-        check_file("--timeline", options.timeline)
+        check_file("--timeline", options.timeline, ".png")
     console = make_console()
     step, problem = asked(options)
     if options.sites:

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     from tutorial_lib.results import as_json
 
     if options.figure:
-        check_file("--figure", options.figure)
+        check_file("--figure", options.figure, ".png")
     console = make_console()
     try:
         step = get_step(options.step)

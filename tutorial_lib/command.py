@@ -86,12 +86,17 @@ def check_writable(option: str, folder: Path) -> None:
         raise BadRequest(f"argument {option}: cannot write to {folder}: {error.strerror}") from None
 
 
-def check_file(option: str, path: Path) -> None:
-    """Raises BadRequest when no file can be written to ``path``, which ``option`` named; makes nothing."""
+def check_file(option: str, path: Path, ending: str = "") -> None:
+    """Raises BadRequest when no file can be written to ``path``, which ``option`` named; makes nothing.
+
+    ending: of the one kind of file that is written, such as ``.png``.
+    """
     if path.is_dir():
         raise BadRequest(f"argument {option}: must be a file, got the folder {path}")
     if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
         raise BadRequest(f"argument {option}: must be a file, got {path}, which is none")
+    if ending and path.suffix.lower() != ending:
+        raise BadRequest(f"argument {option}: must be a {ending} file, got {path}")
     check_writable(option, path.parent)
 
 

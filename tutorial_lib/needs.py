@@ -108,4 +108,8 @@ def stood_in_for() -> Iterator[None]:
     finally:
         sys.meta_path.remove(finder)
         for name in finder.made:
-            sys.modules.pop(name, None)
+            made = sys.modules.pop(name, None)
+            parent, _, child = name.rpartition(".")
+            around = sys.modules.get(parent)
+            if around is not None and vars(around).get(child) is made:
+                delattr(around, child)  # an import hangs a module into the one around it, which may be a real one

@@ -1,6 +1,7 @@
 """Values that a function gives, beside those that it should give: are they of one kind, are they equal, what differs?
 
-A value is a number, a word, None, a tensor, or a tuple or dictionary of such.
+A value is a number, a word, None, a tensor, or a tuple or dictionary of such. One of NumPy's numbers, or a tensor or
+array without axes, counts as the number that it holds, but for a tensor beside a tensor.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ def is_tensor(x: object) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def _number(x: object) -> object:
+    """The number that it holds, where it has no axes; any other value as it is."""
+    return x.item() if hasattr(x, "item") and getattr(x, "ndim", None) == 0 else x
+
+
 def fits(mine: object, right: object) -> bool:
     """Whether a value is of the kind of the right one: a number, as many values, a tensor of its shape.
 
@@ -24,6 +30,7 @@ def fits(mine: object, right: object) -> bool:
     """
     if is_tensor(right):
         return is_tensor(mine) and mine.shape == right.shape
+    mine = _number(mine)
     if isinstance(right, tuple | list):
         return isinstance(mine, tuple | list) and len(mine) == len(right) and all(map(fits, mine, right))
     if isinstance(right, dict):
@@ -51,11 +58,14 @@ def shown(x: object) -> str:
         return f"({', '.join(map(shown, x))})"
     if isinstance(x, dict):
         return f"{{{', '.join(f'{key!r}: {shown(value)}' for key, value in x.items())}}}"
+    x = _number(x)
     return kind_of(x) if is_tensor(x) else f"{x:,.6g}" if isinstance(x, float) else repr(x)
 
 
 def alike(a: object, b: object, close: float) -> bool:
     """Whether two values are equal; floats and tensors up to this share of them, and NaN to NaN."""
+    if not (is_tensor(a) and is_tensor(b)):
+        a, b = _number(a), _number(b)
     if is_tensor(a) or is_tensor(b):
         import torch
 
@@ -66,7 +76,9 @@ def alike(a: object, b: object, close: float) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(alike(a[key], b[key], close) for key in a)
     if isinstance(a, float) or isinstance(b, float):
-        return isinstance(a, int | float) and isinstance(b, int | float) and math.isclose(a, b, rel_tol=close)
+        if not (isinstance(a, int | float) and isinstance(b, int | float)):
+            return False
+        return math.isclose(a, b, rel_tol=close) or (math.isnan(a) and math.isnan(b))
     return a == b
 
 
@@ -75,7 +87,7 @@ def difference(mine: object, right: object, close: float) -> str:
     if is_tensor(right):
         import torch
 
-        wrong = ~torch.isclose(mine.double(), right.double(), close, close)
+        wrong = ~torch.isclose(mine.double(), right.double(), close, close, equal_nan=True)
         place = tuple(wrong.nonzero()[0].tolist())
         told = f"is {mine[place].item():.4g} at {list(place)}, where it must be {right[place].item():.4g}"
         return f"{told}; {int(wrong.sum())} of {wrong.numel()} numbers are wrong"

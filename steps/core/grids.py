@@ -24,9 +24,11 @@ def some_of(problems: Sequence[Problem], text: str | None, whose: str) -> list[P
 
     whose: problems these are, for what is said where there is none: raises ValueError.
     """
-    parts = text.split(",") if text else [""]
-    found = [problem for problem in problems if any(part.strip() in f"{problem.slug}_" for part in parts)]
-    if not found:
+    if text is None:
+        return list(problems)
+    parts = [part.strip() for part in text.split(",")]
+    found = [problem for problem in problems if any(part in f"{problem.slug}_" for part in parts)]
+    if not found or not all(parts):  # what is empty stands in every name
         raise ValueError(f"must stand in names of {whose}'s, such as {problems[0].slug}, got {text!r}")
     return found
 

@@ -5,6 +5,7 @@ import random
 import torch
 
 from tutorial_lib.exercises import Plain, Wrong
+from tutorial_lib.values import alike
 
 NOISE = 0.03  # of a recorded time
 NEAR = 1e-3  # how near to the best fit a cost must be, as a share
@@ -21,11 +22,10 @@ def made_up(chance: random.Random) -> tuple[list[tuple[float, float, float]], li
     return counts, times
 
 
-def best_fit(counts, times, relative: bool = True) -> list[float]:
+def best_fit(counts, times) -> list[float]:
     rows, wanted = torch.tensor(counts, dtype=torch.float64), torch.tensor(times, dtype=torch.float64)
-    if relative:
-        rows, wanted = rows / wanted[:, None], torch.ones_like(wanted)
-    return torch.linalg.lstsq(rows, wanted[:, None]).solution[:, 0].tolist()
+    shares = rows / wanted[:, None]
+    return torch.linalg.lstsq(shares, torch.ones_like(shares[:, :1])).solution[:, 0].tolist()
 
 
 def judged(function, chance: random.Random) -> str | None:
@@ -34,18 +34,13 @@ def judged(function, chance: random.Random) -> str | None:
         mine = torch.as_tensor(function([tuple(row) for row in counts], list(times)), dtype=torch.float64).flatten()
         if mine.numel() != len(counts[0]):
             return f"there must be {len(counts[0])} costs, one for each count, and yours are {mine.numel()}."
-        wanted, absolute = best_fit(counts, times), best_fit(counts, times, relative=False)
-        if all(abs(a - b) <= NEAR * abs(b) for a, b in zip(mine.tolist(), wanted)):
-            continue
-        told = f"for counts {counts[0]} to {counts[-1]} the costs are {_told(wanted)}, and yours are "
-        told += f"{_told(mine.tolist())}."
-        if all(abs(a - b) <= NEAR * abs(b) for a, b in zip(mine.tolist(), absolute)):
-            longest, shortest = max(times), min(times)
-            told += (
-                f" Yours make the errors in microseconds small. The longest launch takes {longest / shortest:.0f} "
-                "times as long as the shortest, so it decides alone. Make errors small as shares of the time."
+        mine, wanted = mine.tolist(), best_fit(counts, times)
+        if not alike(mine, wanted, NEAR):
+            return (
+                f"for counts {counts[0]} to {counts[-1]} the costs are {_told(wanted)}, and yours are {_told(mine)}. "
+                f"The longest launch takes {max(times) / min(times):.0f} times as long as the shortest."
+                + EXERCISE.recognised([((counts, times), mine)], NEAR)
             )
-        return told
     return None
 
 
@@ -76,8 +71,7 @@ def fitted(counts, times):
 """,
     wrong=(
         Wrong(
-            "errors in microseconds",
-            "decides alone",
+            "errors in microseconds are made small, where the longest launch decides alone, and not shares of the time",
             source="""
 def fitted(counts, times):
     counts = torch.tensor(counts, dtype=torch.float64)
@@ -86,8 +80,7 @@ def fitted(counts, times):
 """,
         ),
         Wrong(
-            "the times divided, too",
-            "yours are",
+            "only the counts are divided by the times: the right side must be, too, and is then ones",
             old="wanted = torch.ones(len(times), 1, dtype=torch.float64)",
             new="wanted = times[:, None]",
         ),
@@ -99,7 +92,7 @@ def fitted(counts, times):
     return [sum(times) / sum(row[0] for row in counts)]
 """,
         ),
-        Wrong("multiplied in place of divided", "yours are", old="counts / times", new="counts * times"),
+        Wrong("counts are multiplied by the times in place of divided", old="counts / times", new="counts * times"),
     ),
     debrief="This is how `steps/core/cost.py` finds the costs of every step, with one more rule: no cost is below "
     "zero. A short launch and a long one then count the same, as a choice between kernels is about ratios of times.",

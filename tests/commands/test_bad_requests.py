@@ -1,8 +1,12 @@
 """A request that makes no sense gets one line on standard error and exit status 2, and nothing is written."""
 
 import importlib
+import re
 
 import pytest
+
+from steps.run import make_parser, make_problems
+from tutorial_lib.command import BadRequest
 
 REQUESTS = {  # module of the command -> its arguments, and what the line must hold
     "steps.run": [
@@ -16,7 +20,7 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
         (["--heads", "-1"], "--heads: must be a whole number"),
         (["--head-dim", "44"], "--head-dim: must be one of 32, 64, 128, 256, 512, 1024 (steps in cuTile, and"),
         (["--direction", "backward", "--head-dim", "264"], "--head-dim: must be one of 32, 64, 128, 256 (steps in"),
-        (["--kv-heads", "5"], "argument --kv-heads: must divide --heads (32, unless given), got 5"),
+        (["--kv-heads", "5"], "argument --kv-heads: must divide --heads (32 in what is recorded, unless given), got 5"),
         (["--heads", "6", "--kv-heads", "4"], "argument --kv-heads: must divide --heads (6), got 4"),
         (["--steps", "exp3"], "argument --steps: no step exp3; did you mean exp2?"),
         (["--steps", "path,hoper"], "argument --steps: no step hoper; did you mean hopper?"),
@@ -43,6 +47,7 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
         (["--grid", "paged", "--direction", "backward"], "--grid: goes without --direction backward"),
         (["--grid", "all"], "--grid: invalid choice: 'all' (choose from 'standard', 'gradients', 'gqa'"),
         (["--problems", "d64_"], "--problems: goes with --grid, whose problems it selects"),
+        (["--problems", ""], "--problems: goes with --grid, whose problems it selects"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
         (["4096"], "unrecognized arguments: 4096"),
         (["--sustained-steps", "exp2"], "argument --sustained-steps: says which steps --sustained measures"),
@@ -106,6 +111,8 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
         (["epilogue_overlap", "--seq-len", "99999"], "ask for a smaller --seq-len"),
         (["epilogue_overlap", "--without", "nothing"], "no such synchronisation"),
         (["/nothing.py"], "cannot read /nothing.py"),
+        (["epilogue_overlap", "--timeline", "t.xyz"], "argument --timeline: must be a .png file, got t.xyz"),
+        (["epilogue_overlap", "--timeline", "t"], "argument --timeline: must be a .png file, got t"),
         (["epilogue_overlap", "--timeline", "/"], "argument --timeline: must be a file, got the folder /"),
     ],
     "steps.trace": [
@@ -116,8 +123,16 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
             ["epilogue_overlap", "--figure", "/proc/nowhere/trace.png"],
             "argument --figure: cannot write to /proc/nowhere",
         ),
+        (["epilogue_overlap", "--figure", "t.svg"], "argument --figure: must be a .png file, got t.svg"),
         (["epilogue_overlap", "--figure", "/"], "argument --figure: must be a file, got the folder /"),
         (["epilogue_overlap", "--seq-len", 77], "no trace of step 204 epilogue_overlap at "),
+    ],
+    "steps.once": [
+        (["exp2"], "the following arguments are required: PROBLEM"),
+        (["exp2", "{"], "argument PROBLEM: not a problem in JSON: {: "),
+        (["exp2", "[4]"], "argument PROBLEM: must hold the fields of a Problem, got [4]"),
+        (["exp2", '{"batch": 1, "seq_len_q": 9}'], "has no heads, seq_len_kv, head_dim"),
+        (["exp2", '{"batch": 1, "head": 2, "colour": 3}'], "argument PROBLEM: a Problem has no field head, colour"),
     ],
     "steps.check_gpu": [
         ([], "this needs a GPU"),
@@ -143,6 +158,8 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
     ],
     "steps.trials.__main__": [
         (["polynomail"], "did you mean polynomial?"),
+        (["polynomial", "--problems", ""], "argument --problems: must stand in names of polynomial's, such as "),
+        (["polynomial", "--problems", "d128_,"], "argument --problems: must stand in names of polynomial's, such as "),
     ],
     "steps.report": [
         (["missing.json"], "cannot read"),
@@ -185,3 +202,11 @@ def test_a_request_that_makes_no_sense_is_one_line(module, arguments, told, tmp_
     assert out == "" and error.count("\n") == 1
     assert told.strip().replace("'", "") in error.replace("'", "")  # argparse quotes choices since Python 3.12
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("device", "where"), [("cuda", ""), ("cpu", " in what is recorded")])
+def test_heads_that_nobody_gave_are_told_with_where_they_come_from(device, where):
+    """On the CPU fewer heads are computed, and those of the GPU's recorded timings count here, too."""
+    options = make_parser().parse_args(["--kv-heads", "5"])
+    with pytest.raises(BadRequest, match=re.escape(f"must divide --heads (32{where}, unless given), got 5")):
+        make_problems(options, device)

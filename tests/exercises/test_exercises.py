@@ -133,10 +133,13 @@ TWICE = Compared(
     ("returned", "told"),
     [
         ("2 * x", None),
+        ("torch.tensor(2 * x)", None),
+        ("torch.tensor(2 * x).numpy()[()]", None),
         (
             "x * x",
             "`twice(3)` must be 6, and yours gives 9. 3 is a number. **This is what comes out when it is squared.**",
         ),
+        ("torch.tensor(x + 3)", "`twice(2)` must be 4, and yours gives 5. 2 is a number."),
         ("x + 3", "`twice(2)` must be 4, and yours gives 5. 2 is a number."),
         ("'no'", "`twice(2)` must be a whole number. This came: `'no'`."),
     ],
