@@ -77,6 +77,8 @@ def _mask(causal: bool, scale: float | None, window) -> tuple:
             f"bound, got {window!r}"
         )
     left, right = window
+    if right >= 2**31:
+        raise ValueError(f"window must be less than 2^31 on the right, got {right}: -1 hides nothing there")
     causal = causal or right == 0
     window = None if left == -1 else left + 1
     if window is not None:

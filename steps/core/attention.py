@@ -155,6 +155,7 @@ def _with_more(q, k, v, asked: Asked, return_lse: bool):
             return _dispatched(name, x, q, k, v, asked, return_lse)
     if torch.is_grad_enabled() and _wants_gradients(q, k, v, asked.sinks):
         q, k, v, asked = _plain(q, k, v, asked)
+        check_sizes(q, k, v, asked)
         return _differentiable(q, k, v, asked, return_lse)
     return computed(q, k, v, asked, return_lse)
 
