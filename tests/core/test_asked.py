@@ -33,7 +33,8 @@ NAMES = ("q", "k", "v", "sinks")
 @pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
     monkeypatch.setattr(random, "device", request.param, raising=False)
-    monkeypatch.setattr(front, "_computed_by", launch.Launches())
+    for name in ("_computed_by", "_launches"):
+        monkeypatch.setattr(front, name, launch.Launches())
     return request.param
 
 
@@ -193,6 +194,33 @@ def test_the_step_that_is_chosen_computes_the_forward_pass(name, asked, monkeypa
     with torch.no_grad():
         for _ in range(2):
             assert_near(call(given, asked)[0], true[0], o.dtype, "o without a graph")
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_call_like_the_last_goes_straight_to_its_launch(window):
+    """Nothing but the launch is told apart from call to call: no Python beside it."""
+    q, k, v = inputs((1, 2, 2, 40, 40, 32, 32), torch.float16, None)
+    steps.attention(q, k, v, causal=True, window=window)
+    ready = front._launches.last
+    front._launches.last = ready._replace(launch=lambda q, k, v, out: q)
+    calls = []
+    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
+    try:
+        assert steps.attention(q, k, v, causal=True, window=window) is q
+    finally:
+        sys.setprofile(None)
+    assert ready.asked == (True, None, window) and len(calls) <= 8, calls
+
+
+def test_no_window_is_taken_for_another_or_for_none():
+    given = inputs((1, 2, 2, 40, 40, 32, 32), torch.float16, None)
+    for window in (9, None, 1, 9, (8, 0), 1):
+        o = steps.attention(*given, causal=True, window=window)
+        true = exact(*(x.double() for x in given), causal=True, window=window)[0]
+        assert_near(o, true, o.dtype, f"o of window {window}")
+        assert_near(
+            steps.attention(given[0].clone().requires_grad_(), *given[1:], True, None, window), true, o.dtype, "o"
+        )
 
 
 def test_no_step_is_taken_for_a_mask_or_a_width_that_it_does_not_know(monkeypatch):
