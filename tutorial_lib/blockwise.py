@@ -1,8 +1,9 @@
 """Attention and its gradients in plain PyTorch, a tile of queries at a time: memory grows with the length.
 
 It computes everything that the front door takes, on every device: windows to both sides, soft caps, packed sequences,
-attention sinks, grouped heads, values of another width than keys. Products and sums are in float32. A tile of queries
-has all the keys that it sees at once, so its softmax needs no second pass.
+attention sinks, grouped heads, values of another width than keys. Sums are in float32. On a GPU factors are rounded to
+16 bits before they are multiplied; slopes of scores, which may be tiny, are first scaled by a power of two, not to
+vanish in float16. A tile of queries has all the keys that it sees at once, so its softmax needs no second pass.
 
 With weights P and capped scores s: dV = P^T dO, dP = dO V^T, ds = P (dP - delta), where delta is a row's sum of dO O.
 A gradient of the log-sum-exp comes off delta, as the derivative of that by a score is the weight.
@@ -107,8 +108,10 @@ def gradients(
             if bent is not None:
                 slopes.mul_(bent.square_().neg_().add_(1))
             slopes = slopes.flatten(2, 3)
-            dk[:, :, keys] += _product(slopes.mT, rows)
-            made = _product(slopes, k[:, :, keys]).mul_(scoring.scale)
+            unit = _unit(slopes)
+            slopes.div_(unit)
+            dk[:, :, keys] += _product(slopes.mT, rows).mul_(unit)
+            made = _product(slopes, k[:, :, keys]).mul_(unit * scoring.scale)
             dq[:, :, queries] = made.view(*weights.shape[:-1], -1).flatten(1, 2)
     dsinks = None if sinks is None else gradient_of_sinks(sinks, lse, delta).to(sinks.dtype)
     return dq, dk.mul_(scoring.scale).to(k.dtype), dv.to(v.dtype), dsinks
@@ -163,6 +166,18 @@ def _scores(q, k, scoring: Scoring, tile: Tile):
         for hidden in (() if left is None else (j < i - left,)) + (() if right is None else (j > i + right,)):
             scores.masked_fill_(hidden, float("-inf"))
     return scores, bent
+
+
+def _unit(slopes):
+    """A power of two for each matrix [B, H, 1, 1], by which its largest number is near 2^15; 1 where none is finite.
+
+    It stays on the device. float16 then holds, to all its digits, what is 2^-29 of the largest.
+    """
+    import torch
+
+    largest = torch.linalg.vector_norm(slopes, float("inf"), dim=(-2, -1), keepdim=True)
+    exponent = torch.frexp(largest).exponent.clamp(-100, 100)
+    return torch.ldexp(torch.ones_like(largest), exponent - 15).where(largest.isfinite() & (largest > 0), 1.0)
 
 
 def _by_groups(x, k):

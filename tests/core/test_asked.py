@@ -161,6 +161,32 @@ def test_outputs_and_gradients_are_those_of_the_formula(shape, mask, softcap, si
         assert_near(call(given, asked)[0], true[0], dtype, "o without a graph")
 
 
+def as_on_a_gpu(a, b):
+    """A product of factors that are rounded to 16 bits."""
+    return a.to(b.dtype).float() @ b.float()
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-6, 1.0, 1e6])
+def test_small_and_large_gradients_lose_no_digits_in_16_bits(size, monkeypatch):
+    monkeypatch.setattr(blockwise, "_product", as_on_a_gpu)
+    q, k, v = inputs((2, 4, 2, 40, 40, 32, 32), torch.float16, None)
+    scoring = blockwise.Scoring(32**-0.5)
+    o, lse = blockwise.forward(q, k, v, scoring)
+    dlse = size * random(*lse.shape, dtype=torch.float32)
+    dlse[0] = 0  # what is nothing stays nothing
+    slopes = (torch.softmax(q.float() @ k.repeat_interleave(2, 1).float().mT * 32**-0.5, -1) * dlse[..., None]).double()
+    sums = []
+    monkeypatch.setattr(blockwise, "_product", lambda a, b: sums.append(as_on_a_gpu(a, b)) or sums[-1])
+    blockwise.gradients(q, k, v, o, lse, torch.zeros_like(o), scoring, dlse=dlse)
+    *_, dk, dq = sums  # before they are rounded to the type of q and k
+    rows = q.double().unflatten(1, (2, -1)).flatten(2, 3)
+    slopes = slopes.unflatten(1, (2, -1)).flatten(2, 3)
+    for mine, its, name in ((dk, slopes.mT @ rows, "dk"), (dq, slopes @ k.double() * 32**-0.5, "dq")):
+        assert not mine[0].any()
+        error = (mine[1].double() - its[1]).norm() / its[1].norm()
+        assert error < 2e-3, f"{name}: {error:.2g}"
+
+
 # --- by steps, where one is chosen ---
 
 
