@@ -12,7 +12,7 @@ A gradient of the log-sum-exp comes off delta, as the derivative of that by a sc
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SCORES = 1 << 24  # that a tile of queries has at once; backward about four float32 tensors of so many numbers live
 LEAST_ROWS = 16  # of a tile, however long its rows are
+ROWS = 128  # that a tile has before it takes more of the batch and of the heads: each reads all keys that it sees
 
 
 class Scoring(NamedTuple):
@@ -35,10 +36,13 @@ class Scoring(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Some rows of scores: of which queries and keys, and the first key's position less the first query's."""
+    """Some rows of scores: of which queries and keys, and the first key's position less the first query's.
 
-    queries: slice
-    keys: slice
+    queries, keys: indices of batch, heads and tokens.
+    """
+
+    queries: tuple[slice, slice, slice]
+    keys: tuple[slice, slice, slice]
     offset: int
 
 
@@ -65,11 +69,11 @@ def forward(
             scores, _ = _scores(q, k, scoring, tile)
             sums = torch.logsumexp(scores, dim=-1)
             if sinks is not None:
-                sums = torch.logaddexp(sums, _by_groups(sinks.float()[None, :, None], k))
+                sums = torch.logaddexp(sums, _by_groups(sinks.float()[None, tile.queries[1], None], k[tile.keys]))
             weights = scores.sub_(sums.unsqueeze(-1)).exp_()
-            made = _product(weights.flatten(2, 3), v[:, :, tile.keys])
-            o[:, :, tile.queries] = made.view(*sums.shape, -1).flatten(1, 2)
-            lse[:, :, tile.queries] = sums.flatten(1, 2)
+            made = _product(weights.flatten(2, 3), v[tile.keys])
+            o[tile.queries] = made.view(*sums.shape, -1).flatten(1, 2)
+            lse[tile.queries] = sums.flatten(1, 2)
     return o, lse
 
 
@@ -99,20 +103,20 @@ def gradients(
             delta -= dlse
         for queries, keys, offset in _tiles(q, k, scoring, pairs):
             scores, bent = _scores(q, k, scoring, Tile(queries, keys, offset))
-            rows = _by_groups(q[:, :, queries], k).flatten(2, 3)
-            grad = _by_groups(do[:, :, queries], k).flatten(2, 3)
-            weights = scores.sub_(_by_groups(lse[:, :, queries], k).unsqueeze(-1)).exp_()
-            dv[:, :, keys] += _product(weights.flatten(2, 3).mT, grad)
-            slopes = _product(grad, v[:, :, keys].mT).view(weights.shape)
-            slopes.sub_(_by_groups(delta[:, :, queries], k).unsqueeze(-1)).mul_(weights)
+            rows = _by_groups(q[queries], k[keys]).flatten(2, 3)
+            grad = _by_groups(do[queries], k[keys]).flatten(2, 3)
+            weights = scores.sub_(_by_groups(lse[queries], k[keys]).unsqueeze(-1)).exp_()
+            dv[keys] += _product(weights.flatten(2, 3).mT, grad)
+            slopes = _product(grad, v[keys].mT).view(weights.shape)
+            slopes.sub_(_by_groups(delta[queries], k[keys]).unsqueeze(-1)).mul_(weights)
             if bent is not None:
                 slopes.mul_(bent.square_().neg_().add_(1))
             slopes = slopes.flatten(2, 3)
             unit = _unit(slopes)
             slopes.div_(unit)
-            dk[:, :, keys] += _product(slopes.mT, rows).mul_(unit)
-            made = _product(slopes, k[:, :, keys]).mul_(unit * scoring.scale)
-            dq[:, :, queries] = made.view(*weights.shape[:-1], -1).flatten(1, 2)
+            dk[keys] += _product(slopes.mT, rows).mul_(unit)
+            made = _product(slopes, k[keys]).mul_(unit * scoring.scale)
+            dq[queries] = made.view(*weights.shape[:-1], -1).flatten(1, 2)
     dsinks = None if sinks is None else gradient_of_sinks(sinks, lse, delta).to(sinks.dtype)
     return dq, dk.mul_(scoring.scale).to(k.dtype), dv.to(v.dtype), dsinks
 
@@ -132,21 +136,30 @@ def gradient_of_sinks(sinks: torch.Tensor, lse: torch.Tensor, delta: torch.Tenso
 
 
 def _tiles(q, k, scoring: Scoring, pairs: Sequence[tuple[int, int]] | None) -> Iterator[Tile]:
-    """Tiles of queries, none of two sequences, with the keys that some of their queries see."""
+    """Tiles of queries, none of two sequences, with the keys that some of their queries see.
+
+    Of as many heads and batches at once as leave a tile ``ROWS``.
+    """
     pairs = pairs or ((q.shape[2], k.shape[2]),)
     _, _, left, right = scoring
     beginnings = (accumulate(lengths, initial=0) for lengths in zip(*pairs))
     for (queries, keys), first_query, first_key in zip(pairs, *beginnings):
         seen = keys if left is None or right is None else min(keys, left + right + 1)
-        rows = max(LEAST_ROWS, SCORES // (q.shape[0] * q.shape[1] * seen))
-        if seen < keys:
-            rows = min(rows, max(LEAST_ROWS, seen))  # else many are hidden of what a tile has
-        for start in range(0, queries, rows):
-            stop = min(start + rows, queries)
-            begin = 0 if left is None else max(0, start - left)
-            end = keys if right is None else min(keys, stop + right)
-            where = slice(first_query + start, first_query + stop), slice(first_key + begin, first_key + end)
-            yield Tile(*where, begin - start)
+        most = queries if seen == keys else min(queries, max(LEAST_ROWS, seen))  # else many are hidden of a tile
+        room, group = SCORES // seen, q.shape[1] // k.shape[1]  # a tile's rows, of all its heads
+        batch = max(1, min(q.shape[0], room // (q.shape[1] * min(ROWS, most))))
+        heads = max(1, min(k.shape[1], room // (batch * group * min(ROWS, most))))
+        rows = min(most, max(LEAST_ROWS, room // (batch * heads * group)))
+        for b, h in product(range(0, q.shape[0], batch), range(0, k.shape[1], heads)):
+            of_q = slice(b, b + batch), slice(h * group, (h + heads) * group)
+            of_k = slice(b, b + batch), slice(h, h + heads)
+            for start in range(0, queries, rows):
+                stop = min(start + rows, queries)
+                begin = 0 if left is None else max(0, start - left)
+                end = keys if right is None else min(keys, stop + right)
+                of_queries = slice(first_query + start, first_query + stop)
+                of_keys = slice(first_key + begin, first_key + end)
+                yield Tile((*of_q, of_queries), (*of_k, of_keys), begin - start)
 
 
 def _scores(q, k, scoring: Scoring, tile: Tile):
@@ -154,7 +167,8 @@ def _scores(q, k, scoring: Scoring, tile: Tile):
     import torch
 
     scale, softcap, left, right = scoring
-    rows, keys = _by_groups(q[:, :, tile.queries], k), k[:, :, tile.keys]
+    keys = k[tile.keys]
+    rows = _by_groups(q[tile.queries], keys)
     scores, bent = _product(rows.flatten(2, 3), keys.mT).mul_(scale).view(*rows.shape[:-1], -1), None
     if softcap is not None:
         bent = scores.div_(softcap).tanh_()

@@ -209,6 +209,22 @@ def test_where_sequences_begin_is_read_once_and_again_when_written(far, monkeypa
         steps.attention(q, k, v, cu_seqlens_q=begins, window=(5, 3))
 
 
+@pytest.mark.parametrize("shape", [(8, 32, 32, 8192), (64, 32, 8, 8192), (1, 32, 8, 131072)])
+def test_a_tile_has_rows_enough_for_all_the_keys_that_it_reads(shape):
+    """And each row of each head is in one tile."""
+    batch, heads, kv_heads, length = shape
+    q, k = (torch.empty(batch, n, length, 128, device="meta") for n in (heads, kv_heads))
+    rows = 0
+    for queries, keys, _ in blockwise._tiles(q, k, blockwise.Scoring(1.0, None, None, 0), None):
+        sizes = [len(range(*x.indices(n))) for x, n in zip(queries, q.shape)]
+        of_keys = [len(range(*x.indices(n))) for x, n in zip(keys, k.shape)]
+        assert sizes[2] >= min(128, blockwise.SCORES // (length * heads // kv_heads))
+        assert sizes[0] * sizes[1] * sizes[2] * length <= blockwise.SCORES
+        assert of_keys[:2] == [sizes[0], sizes[1] * kv_heads // heads]
+        rows += sizes[0] * sizes[1] * sizes[2]
+    assert rows == batch * heads * length
+
+
 # --- by steps, where one is chosen ---
 
 
