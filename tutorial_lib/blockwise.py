@@ -1,8 +1,9 @@
 """Attention and its gradients in plain PyTorch, a tile of queries at a time: memory grows with the length.
 
 It computes everything that the front door takes, on every device: windows to both sides, soft caps, packed sequences,
-attention sinks, grouped heads, values of another width than keys. Products and sums are in float32. A tile of queries
-has all the keys that it sees at once, so its softmax needs no second pass.
+attention sinks, grouped heads, values of another width than keys. Sums are in float32. On a GPU factors are rounded to
+16 bits before they are multiplied; slopes of scores, which may be tiny, are first scaled by a power of two, not to
+vanish in float16. A tile of queries has all the keys that it sees at once, so its softmax needs no second pass.
 
 With weights P and capped scores s: dV = P^T dO, dP = dO V^T, ds = P (dP - delta), where delta is a row's sum of dO O.
 A gradient of the log-sum-exp comes off delta, as the derivative of that by a score is the weight.
@@ -11,7 +12,7 @@ A gradient of the log-sum-exp comes off delta, as the derivative of that by a sc
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 SCORES = 1 << 24  # that a tile of queries has at once; backward about four float32 tensors of so many numbers live
 LEAST_ROWS = 16  # of a tile, however long its rows are
+ROWS = 128  # that a tile has before it takes more of the batch and of the heads: each reads all keys that it sees
 
 
 class Scoring(NamedTuple):
@@ -34,10 +36,13 @@ class Scoring(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Some rows of scores: of which queries and keys, and the first key's position less the first query's."""
+    """Some rows of scores: of which queries and keys, and the first key's position less the first query's.
 
-    queries: slice
-    keys: slice
+    queries, keys: indices of batch, heads and tokens.
+    """
+
+    queries: tuple[slice, slice, slice]
+    keys: tuple[slice, slice, slice]
     offset: int
 
 
@@ -64,11 +69,11 @@ def forward(
             scores, _ = _scores(q, k, scoring, tile)
             sums = torch.logsumexp(scores, dim=-1)
             if sinks is not None:
-                sums = torch.logaddexp(sums, _by_groups(sinks.float()[None, :, None], k))
+                sums = torch.logaddexp(sums, _by_groups(sinks.float()[None, tile.queries[1], None], k[tile.keys]))
             weights = scores.sub_(sums.unsqueeze(-1)).exp_()
-            made = _product(weights.flatten(2, 3), v[:, :, tile.keys])
-            o[:, :, tile.queries] = made.view(*sums.shape, -1).flatten(1, 2)
-            lse[:, :, tile.queries] = sums.flatten(1, 2)
+            made = _product(weights.flatten(2, 3), v[tile.keys])
+            o[tile.queries] = made.view(*sums.shape, -1).flatten(1, 2)
+            lse[tile.queries] = sums.flatten(1, 2)
     return o, lse
 
 
@@ -98,18 +103,20 @@ def gradients(
             delta -= dlse
         for queries, keys, offset in _tiles(q, k, scoring, pairs):
             scores, bent = _scores(q, k, scoring, Tile(queries, keys, offset))
-            rows = _by_groups(q[:, :, queries], k).flatten(2, 3)
-            grad = _by_groups(do[:, :, queries], k).flatten(2, 3)
-            weights = scores.sub_(_by_groups(lse[:, :, queries], k).unsqueeze(-1)).exp_()
-            dv[:, :, keys] += _product(weights.flatten(2, 3).mT, grad)
-            slopes = _product(grad, v[:, :, keys].mT).view(weights.shape)
-            slopes.sub_(_by_groups(delta[:, :, queries], k).unsqueeze(-1)).mul_(weights)
+            rows = _by_groups(q[queries], k[keys]).flatten(2, 3)
+            grad = _by_groups(do[queries], k[keys]).flatten(2, 3)
+            weights = scores.sub_(_by_groups(lse[queries], k[keys]).unsqueeze(-1)).exp_()
+            dv[keys] += _product(weights.flatten(2, 3).mT, grad)
+            slopes = _product(grad, v[keys].mT).view(weights.shape)
+            slopes.sub_(_by_groups(delta[queries], k[keys]).unsqueeze(-1)).mul_(weights)
             if bent is not None:
                 slopes.mul_(bent.square_().neg_().add_(1))
             slopes = slopes.flatten(2, 3)
-            dk[:, :, keys] += _product(slopes.mT, rows)
-            made = _product(slopes, k[:, :, keys]).mul_(scoring.scale)
-            dq[:, :, queries] = made.view(*weights.shape[:-1], -1).flatten(1, 2)
+            unit = _unit(slopes)
+            slopes.div_(unit)
+            dk[keys] += _product(slopes.mT, rows).mul_(unit)
+            made = _product(slopes, k[keys]).mul_(unit * scoring.scale)
+            dq[queries] = made.view(*weights.shape[:-1], -1).flatten(1, 2)
     dsinks = None if sinks is None else gradient_of_sinks(sinks, lse, delta).to(sinks.dtype)
     return dq, dk.mul_(scoring.scale).to(k.dtype), dv.to(v.dtype), dsinks
 
@@ -129,21 +136,30 @@ def gradient_of_sinks(sinks: torch.Tensor, lse: torch.Tensor, delta: torch.Tenso
 
 
 def _tiles(q, k, scoring: Scoring, pairs: Sequence[tuple[int, int]] | None) -> Iterator[Tile]:
-    """Tiles of queries, none of two sequences, with the keys that some of their queries see."""
+    """Tiles of queries, none of two sequences, with the keys that some of their queries see.
+
+    Of as many heads and batches at once as leave a tile ``ROWS``.
+    """
     pairs = pairs or ((q.shape[2], k.shape[2]),)
     _, _, left, right = scoring
     beginnings = (accumulate(lengths, initial=0) for lengths in zip(*pairs))
     for (queries, keys), first_query, first_key in zip(pairs, *beginnings):
         seen = keys if left is None or right is None else min(keys, left + right + 1)
-        rows = max(LEAST_ROWS, SCORES // (q.shape[0] * q.shape[1] * seen))
-        if seen < keys:
-            rows = min(rows, max(LEAST_ROWS, seen))  # else many are hidden of what a tile has
-        for start in range(0, queries, rows):
-            stop = min(start + rows, queries)
-            begin = 0 if left is None else max(0, start - left)
-            end = keys if right is None else min(keys, stop + right)
-            where = slice(first_query + start, first_query + stop), slice(first_key + begin, first_key + end)
-            yield Tile(*where, begin - start)
+        most = queries if seen == keys else min(queries, max(LEAST_ROWS, seen))  # else many are hidden of a tile
+        room, group = SCORES // seen, q.shape[1] // k.shape[1]  # a tile's rows, of all its heads
+        batch = max(1, min(q.shape[0], room // (q.shape[1] * min(ROWS, most))))
+        heads = max(1, min(k.shape[1], room // (batch * group * min(ROWS, most))))
+        rows = min(most, max(LEAST_ROWS, room // (batch * heads * group)))
+        for b, h in product(range(0, q.shape[0], batch), range(0, k.shape[1], heads)):
+            of_q = slice(b, b + batch), slice(h * group, (h + heads) * group)
+            of_k = slice(b, b + batch), slice(h, h + heads)
+            for start in range(0, queries, rows):
+                stop = min(start + rows, queries)
+                begin = 0 if left is None else max(0, start - left)
+                end = keys if right is None else min(keys, stop + right)
+                of_queries = slice(first_query + start, first_query + stop)
+                of_keys = slice(first_key + begin, first_key + end)
+                yield Tile((*of_q, of_queries), (*of_k, of_keys), begin - start)
 
 
 def _scores(q, k, scoring: Scoring, tile: Tile):
@@ -151,7 +167,8 @@ def _scores(q, k, scoring: Scoring, tile: Tile):
     import torch
 
     scale, softcap, left, right = scoring
-    rows, keys = _by_groups(q[:, :, tile.queries], k), k[:, :, tile.keys]
+    keys = k[tile.keys]
+    rows = _by_groups(q[tile.queries], keys)
     scores, bent = _product(rows.flatten(2, 3), keys.mT).mul_(scale).view(*rows.shape[:-1], -1), None
     if softcap is not None:
         bent = scores.div_(softcap).tanh_()
@@ -163,6 +180,18 @@ def _scores(q, k, scoring: Scoring, tile: Tile):
         for hidden in (() if left is None else (j < i - left,)) + (() if right is None else (j > i + right,)):
             scores.masked_fill_(hidden, float("-inf"))
     return scores, bent
+
+
+def _unit(slopes):
+    """A power of two for each matrix [B, H, 1, 1], by which its largest number is near 2^15; 1 where none is finite.
+
+    It stays on the device. float16 then holds, to all its digits, what is 2^-29 of the largest.
+    """
+    import torch
+
+    largest = torch.linalg.vector_norm(slopes, float("inf"), dim=(-2, -1), keepdim=True)
+    exponent = torch.frexp(largest).exponent.clamp(-100, 100)
+    return torch.ldexp(torch.ones_like(largest), exponent - 15).where(largest.isfinite() & (largest > 0), 1.0)
 
 
 def _by_groups(x, k):

@@ -77,6 +77,8 @@ def _mask(causal: bool, scale: float | None, window) -> tuple:
             f"bound, got {window!r}"
         )
     left, right = window
+    if right >= 2**31:
+        raise ValueError(f"window must be less than 2^31 on the right, got {right}: -1 hides nothing there")
     causal = causal or right == 0
     window = None if left == -1 else left + 1
     if window is not None:
@@ -113,7 +115,10 @@ def problem_of(q, k, v, asked: Asked) -> Problem:
         for name, cu in zip(CU_SEQLENS, begins):
             packing.check(name, cu, q.device)
         each = zip(CU_SEQLENS, begins, (q, k))
-        more["lengths"], more["lengths_kv"] = (packing.read_lengths(name, cu, x.shape[2]) for name, cu, x in each)
+        if begins[0] is begins[1] and q.shape[2] == k.shape[2]:  # read once
+            more["lengths"] = more["lengths_kv"] = packing.read_lengths(CU_SEQLENS[0], begins[0], q.shape[2])
+        else:
+            more["lengths"], more["lengths_kv"] = (packing.read_lengths(name, cu, x.shape[2]) for name, cu, x in each)
     problem = Problem.of(q, k, v, asked.causal or asked.window is not None, asked.scale, **more)
     if asked.sinks is not None:
         check_sinks(asked.sinks, q)

@@ -40,7 +40,7 @@ from steps.core.transformed import by_batches, is_mapped, layers
 from tutorial_lib import blockwise, reference
 from tutorial_lib.files import RESULTS
 from tutorial_lib.packing import as_batch, as_packed
-from tutorial_lib.problem import Problem, flag, number, positive
+from tutorial_lib.problem import Problem, check_window, flag, number, positive
 
 BLOCKWISE = object()  # in a step's place: ``tutorial_lib.blockwise``
 modes, transformed = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active  # of torch.func
@@ -101,29 +101,34 @@ def attention(
         causal = flag("causal", causal)
     if scale is not None:
         scale = number("scale", scale)
-    if return_lse or not window is softcap is cu_seqlens_q is cu_seqlens_k is sinks is None:
+    counted = window is None or type(window) is int
+    if return_lse or not (counted and softcap is cu_seqlens_q is cu_seqlens_k is sinks is None):
         asked = asked_of(causal, scale, window, softcap, cu_seqlens_q, cu_seqlens_k, sinks)
         return _with_more(q, k, v, asked, flag("return_lse", return_lse))
+    if window is not None:
+        check_window(window, causal)
     if torch.compiler.is_compiling():
-        return _in_graph(q, k, v, Asked(causal, scale))
+        return _in_graph(q, k, v, Asked(causal, scale, window))
     if modes() or transformed() or forward_ad._current_level >= 0:  # somebody looks at operators as they are called
-        return _watched(q, k, v, Asked(causal, scale))
+        return _watched(q, k, v, Asked(causal, scale, window))
     last, with_graph, kind = _launches.last, False, None
     try:
-        if last is None or last.asked != (causal, scale) or not (last.is_like(q, k, v) and aligned(q, k, v)):
+        if last is None or last.asked != (causal, scale, window) or not (last.is_like(q, k, v) and aligned(q, k, v)):
             with_graph = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
-            kind = None if with_graph else kind_of(q, k, v, causal, scale, None)
+            kind = None if with_graph else (kind_of(q, k, v, causal, scale, None), window)
     except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
-        return _unusual(q, k, v, causal, scale)
+        return _unusual(q, k, v, causal, scale, window)
     if with_graph:
+        if window is not None:
+            return _with_more(q, k, v, Asked(causal, scale, window), False)
         return _with_graph(q, k, v, causal, scale)
     if kind is None:  # as the last call
         return last.launch(q, k, v, None)
     ready = _launches.find(kind)
     if ready is None:
         if not (is_plain(q) and is_plain(k) and is_plain(v)):
-            return _unusual(q, k, v, causal, scale)
-        ready = _made_ready(kind, q, k, v, causal, scale)
+            return _unusual(q, k, v, causal, scale, window)
+        ready = _made_ready(kind, q, k, v, causal, scale, window)
     return _known_at_once(ready, kind, q, k, v).launch(q, k, v, None)
 
 
@@ -131,7 +136,7 @@ class Ready(NamedTuple):
     """What was made ready for a kind of call, and a short way to know another of its kind: ``like``."""
 
     launch: Launch
-    asked: tuple  # (causal, scale)
+    asked: tuple  # (causal, scale, window)
     is_like: Callable[..., bool]
 
 
@@ -155,6 +160,7 @@ def _with_more(q, k, v, asked: Asked, return_lse: bool):
             return _dispatched(name, x, q, k, v, asked, return_lse)
     if torch.is_grad_enabled() and _wants_gradients(q, k, v, asked.sinks):
         q, k, v, asked = _plain(q, k, v, asked)
+        check_sizes(q, k, v, asked)
         return _differentiable(q, k, v, asked, return_lse)
     return computed(q, k, v, asked, return_lse)
 
@@ -196,15 +202,17 @@ def _by_operators(q, k, v, asked: Asked, return_lse: bool, wants_gradients: bool
     return (attention_with_lse if return_lse else operator)(q, k, v, *asked)
 
 
-def _unusual(q, k, v, causal: bool, scale: float | None):
+def _unusual(q, k, v, causal: bool, scale: float | None, window: int | None = None):
     """Tensors that are not their memory: written out, given to PyTorch's dispatcher, or refused by name."""
+    if window is not None:
+        return _with_more(q, k, v, Asked(causal, scale, window), False)
     tensors = {"q": q, "k": k, "v": v}
     for name, x in tensors.items():
         if isinstance(x, torch.Tensor) and has_own_dispatch(x):
             return _dispatched(name, x, q, k, v, Asked(causal, scale))
     q, k, v = plain(**tensors)
     Problem.of(q, k, v, causal, scale)
-    kind = kind_of(q, k, v, causal, scale, None)
+    kind = kind_of(q, k, v, causal, scale, None), None
     return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale)).launch(q, k, v, None)
 
 
@@ -237,7 +245,7 @@ def operator(
     refuse_tangents(q=q, k=k, v=v)
     q, k, v = plain(q=q, k=k, v=v)
     try:
-        kind = kind_of(q, k, v, causal, scale, None)
+        kind = kind_of(q, k, v, causal, scale, None), None
     except AttributeError:  # no tensors
         Problem.of(q, k, v, causal, scale)
         raise
@@ -354,7 +362,7 @@ def _with_graph(q, k, v, causal: bool, scale: float | None):
     """Eagerly, for autograd; raises ValueError naming what is wrong."""
     repeats = _must_repeat()
     try:
-        kind = kind_of(q, k, v, causal, scale, None), repeats
+        kind = kind_of(q, k, v, causal, scale, None), None, repeats
         ready = _launches.find(kind)
     except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
         ready = None
@@ -363,8 +371,8 @@ def _with_graph(q, k, v, causal: bool, scale: float | None):
             return _unusual(q, k, v, causal, scale)
         q, k, v = plain(q=q, k=k, v=v)
         launch = _both_passes(q, k, v, causal, scale, repeats)
-        kind = kind_of(q, k, v, causal, scale, None), repeats
-        ready = Ready(launch, (causal, scale), like(q, k, v))
+        kind = kind_of(q, k, v, causal, scale, None), None, repeats
+        ready = Ready(launch, (causal, scale, None), like(q, k, v))
         _launches.keep(kind, ready)
     return _known_at_once(ready, kind, q, k, v).launch(q, k, v, None)
 
@@ -656,13 +664,20 @@ def _recorded(direction: str) -> tuple:
     return tuple(recorded_runs(RESULTS, direction))
 
 
-def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None) -> Ready:
-    step = chosen(Problem.of(q, k, v, causal, scale), target_of(q.device))
+def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None, window: int | None = None) -> Ready:
+    asked = Asked(causal, scale, window)
+    if window is None:
+        step = chosen(Problem.of(q, k, v, causal, scale), target_of(q.device))
+    else:
+        step = _step_for(q, k, v, asked, False)
     is_like = like(q, k, v)
     far = has_long_strides(q, k, v) or rows_overlap(q, k, v)  # which not every step takes, nor PyTorch
     if far:
         q, k, v = (x.contiguous() for x in (q, k, v))
-    ready = step.ready(q, k, v, causal, scale)
+    if step is BLOCKWISE:
+        ready = lambda q, k, v, _: _by_blocks(blockwise.forward, q, k, v, asked)[0]
+    else:
+        ready = step.ready(q, k, v, causal, scale, window=window)
 
     def from_contiguous(q, k, v, out):
         return ready(q.contiguous(), k.contiguous(), v.contiguous(), out)
@@ -670,8 +685,8 @@ def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None) -> Read
     def contiguous(q, k, v, out):
         return ready(q, k, v, out).contiguous()
 
-    launch = contiguous if step.backend == "torch" else ready  # PyTorch's output may lie otherwise
-    made = Ready(from_contiguous if far else launch, (causal, scale), is_like)
+    launch = contiguous if step is BLOCKWISE or step.backend == "torch" else ready  # PyTorch's output may lie otherwise
+    made = Ready(from_contiguous if far else launch, (causal, scale, window), is_like)
     _launches.keep(kind, made)
     return made
 

@@ -23,7 +23,7 @@ from steps.core import attention as front
 from steps.core import launch
 from steps.core.asked import asked_of
 from tests.selection import sampled
-from tutorial_lib import blockwise
+from tutorial_lib import blockwise, packing
 from tutorial_lib.packing import cu_seqlens
 from tutorial_lib.problem import Problem
 
@@ -33,7 +33,8 @@ NAMES = ("q", "k", "v", "sinks")
 @pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
     monkeypatch.setattr(random, "device", request.param, raising=False)
-    monkeypatch.setattr(front, "_computed_by", launch.Launches())
+    for name in ("_computed_by", "_launches"):
+        monkeypatch.setattr(front, name, launch.Launches())
     return request.param
 
 
@@ -160,6 +161,70 @@ def test_outputs_and_gradients_are_those_of_the_formula(shape, mask, softcap, si
         assert_near(call(given, asked)[0], true[0], dtype, "o without a graph")
 
 
+def as_on_a_gpu(a, b):
+    """A product of factors that are rounded to 16 bits."""
+    return a.to(b.dtype).float() @ b.float()
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-6, 1.0, 1e6])
+def test_small_and_large_gradients_lose_no_digits_in_16_bits(size, monkeypatch):
+    monkeypatch.setattr(blockwise, "_product", as_on_a_gpu)
+    q, k, v = inputs((2, 4, 2, 40, 40, 32, 32), torch.float16, None)
+    scoring = blockwise.Scoring(32**-0.5)
+    o, lse = blockwise.forward(q, k, v, scoring)
+    dlse = size * random(*lse.shape, dtype=torch.float32)
+    dlse[0] = 0  # what is nothing stays nothing
+    slopes = (torch.softmax(q.float() @ k.repeat_interleave(2, 1).float().mT * 32**-0.5, -1) * dlse[..., None]).double()
+    sums = []
+    monkeypatch.setattr(blockwise, "_product", lambda a, b: sums.append(as_on_a_gpu(a, b)) or sums[-1])
+    blockwise.gradients(q, k, v, o, lse, torch.zeros_like(o), scoring, dlse=dlse)
+    *_, dk, dq = sums  # before they are rounded to the type of q and k
+    rows = q.double().unflatten(1, (2, -1)).flatten(2, 3)
+    slopes = slopes.unflatten(1, (2, -1)).flatten(2, 3)
+    for mine, its, name in ((dk, slopes.mT @ rows, "dk"), (dq, slopes @ k.double() * 32**-0.5, "dq")):
+        assert not mine[0].any()
+        error = (mine[1].double() - its[1]).norm() / its[1].norm()
+        assert error < 2e-3, f"{name}: {error:.2g}"
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_where_sequences_begin_is_read_once_and_again_when_written(far, monkeypatch):
+    """Far away, as on a GPU, once for all calls; else once for both tensors, and to choose who computes it."""
+    monkeypatch.setattr(packing, "_is_far", lambda cu: far)
+    reads = []
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: reads.append(x) or tolist(x))
+    q, k, v = (random(40, 2, 32) for _ in range(3))
+    begins = torch.tensor([0, 10, 40], dtype=torch.int32, device=q.device)
+    for lengths, count in (((10, 30), 1 if far else 2), ((10, 30), 0 if far else 1), ((25, 15), 1)):
+        if lengths[0] == 25:
+            begins[1] = 25
+        reads.clear()
+        o = steps.attention(q, k, v, cu_seqlens_q=begins, window=(5, 3))
+        given = (x.transpose(0, 1)[None].double() for x in (q, k, v))
+        assert_near(o.transpose(0, 1)[None], exact(*given, window=(5, 3), lengths=lengths)[0], o.dtype, "o")
+        assert len([x for x in reads if x is begins]) == count
+    with torch.inference_mode():
+        begins = begins.clone()
+        steps.attention(q, k, v, cu_seqlens_q=begins, window=(5, 3))
+
+
+@pytest.mark.parametrize("shape", [(8, 32, 32, 8192), (64, 32, 8, 8192), (1, 32, 8, 131072)])
+def test_a_tile_has_rows_enough_for_all_the_keys_that_it_reads(shape):
+    """And each row of each head is in one tile."""
+    batch, heads, kv_heads, length = shape
+    q, k = (torch.empty(batch, n, length, 128, device="meta") for n in (heads, kv_heads))
+    rows = 0
+    for queries, keys, _ in blockwise._tiles(q, k, blockwise.Scoring(1.0, None, None, 0), None):
+        sizes = [len(range(*x.indices(n))) for x, n in zip(queries, q.shape)]
+        of_keys = [len(range(*x.indices(n))) for x, n in zip(keys, k.shape)]
+        assert sizes[2] >= min(128, blockwise.SCORES // (length * heads // kv_heads))
+        assert sizes[0] * sizes[1] * sizes[2] * length <= blockwise.SCORES
+        assert of_keys[:2] == [sizes[0], sizes[1] * kv_heads // heads]
+        rows += sizes[0] * sizes[1] * sizes[2]
+    assert rows == batch * heads * length
+
+
 # --- by steps, where one is chosen ---
 
 
@@ -193,6 +258,33 @@ def test_the_step_that_is_chosen_computes_the_forward_pass(name, asked, monkeypa
     with torch.no_grad():
         for _ in range(2):
             assert_near(call(given, asked)[0], true[0], o.dtype, "o without a graph")
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_call_like_the_last_goes_straight_to_its_launch(window):
+    """Nothing but the launch is told apart from call to call: no Python beside it."""
+    q, k, v = inputs((1, 2, 2, 40, 40, 32, 32), torch.float16, None)
+    steps.attention(q, k, v, causal=True, window=window)
+    ready = front._launches.last
+    front._launches.last = ready._replace(launch=lambda q, k, v, out: q)
+    calls = []
+    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
+    try:
+        assert steps.attention(q, k, v, causal=True, window=window) is q
+    finally:
+        sys.setprofile(None)
+    assert ready.asked == (True, None, window) and len(calls) <= 8, calls
+
+
+def test_no_window_is_taken_for_another_or_for_none():
+    given = inputs((1, 2, 2, 40, 40, 32, 32), torch.float16, None)
+    for window in (9, None, 1, 9, (8, 0), 1):
+        o = steps.attention(*given, causal=True, window=window)
+        true = exact(*(x.double() for x in given), causal=True, window=window)[0]
+        assert_near(o, true, o.dtype, f"o of window {window}")
+        assert_near(
+            steps.attention(given[0].clone().requires_grad_(), *given[1:], True, None, window), true, o.dtype, "o"
+        )
 
 
 def test_no_step_is_taken_for_a_mask_or_a_width_that_it_does_not_know(monkeypatch):
@@ -449,6 +541,7 @@ REFUSED = {
     "a window of minus two": (lambda: {"window": (-2, 0)}, r"window must be a whole number, or a pair"),
     "half a window": (lambda: {"window": (0.5, 0)}, r"window must be a whole number, or a pair"),
     "a window that is long": (lambda: {"window": (2**31, 0)}, r"window must be less than 2\^31"),
+    "a window that is long to the right": (lambda: {"window": (2, 2**70)}, r"window must be less than 2\^31"),
     "a window without a mask": (lambda: {"window": 5}, "window takes a causal mask"),
     "a tensor for a window": (lambda: {"window": torch.ones(2)}, "window must be a whole number"),
     "sinks as numbers": (lambda: {"sinks": [0.0, 0.0]}, r"sinks must be a tensor \[heads\] .*, got list"),
@@ -473,6 +566,9 @@ REFUSED = {
         lambda: {"cu_seqlens_q": begins(0, 40)},
         r"with cu_seqlens_q q must be a tensor \[tokens, heads",
     ),
+    "queries without a batch": (lambda: {"q": random(2, 40, 64), "return_lse": True}, "q must have 4 dimensions"),
+    "a number for values": (lambda: {"v": 3, "return_lse": True}, "v must be .* got int"),
+    "a number for keys": (lambda: {"k": 3, "window": (1, 1)}, "k must be .* got int"),
 }
 PACKED = {
     "long numbers": (
@@ -519,15 +615,16 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [*REFUSED, *PACKED])
 def test_what_cannot_be_taken_is_refused_by_name(kind, way):
-    if (kind, way) == ("sparse sinks", "compiled"):
-        pytest.skip("torch.compile itself refuses sparse tensors")
+    if way == "compiled" and kind in ("sparse sinks", "a number for values", "a number for keys"):
+        pytest.skip("torch.compile itself refuses sparse tensors, and what is none")
     torch.compiler.reset()
     shape = (1, 2, 40, 64) if kind in REFUSED else (40, 2, 64)
     make, words = (REFUSED | PACKED)[kind]
     for _ in range(2):  # nothing is kept of the first call
-        given = [random(*shape) for _ in range(3)]
+        asked = make()
+        given = [asked.pop(name, random(*shape)) for name in NAMES[:3]]
         with pytest.raises(ValueError if way != "compiled" else Exception, match=words):
-            WAYS[way](given, make())
+            WAYS[way](given, asked)
 
 
 def test_what_is_written_out_first():
