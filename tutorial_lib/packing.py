@@ -72,43 +72,20 @@ def check(name: str, cu: torch.Tensor, device: torch.device) -> None:
 def remembered(lengths: Sequence[int], device: str | torch.device) -> torch.Tensor:
     """As ``cu_seqlens``, for a caller who never writes to it: ``read_lengths`` need not read it from the device."""
     cu = cu_seqlens(lengths, device)
-    _known()[cu] = None, tuple(cu.tolist())
+    _known()[cu] = tuple(cu.tolist())
     return cu
 
 
 def read_lengths(name: str, cu: torch.Tensor, tokens: int) -> tuple[int, ...]:
     """The lengths of the sequences, for which the host waits for the device, but for what is ``remembered``.
 
-    A GPU's are read again once PyTorch has written to ``cu``; what others write to its memory it does not see, nor what
-    a CUDA graph does when it is replayed: while one is captured they are read.
-
     Raises ValueError for numbers that do not rise from 0 to ``tokens``.
     """
-    begins = _begins(cu)
+    begins = _known().get(cu) or tuple(cu.tolist())
     if begins[0] != 0 or begins[-1] != tokens or any(a >= b for a, b in pairwise(begins)):
         shown = ", ".join(map(str, begins[:8])) + (", ..." if len(begins) > 8 else "")
         raise ValueError(f"{name} must rise from 0 to the number of tokens, {tokens}, got {shown}")
     return tuple(b - a for a, b in pairwise(begins))
-
-
-def _begins(cu: torch.Tensor) -> tuple[int, ...]:
-    import torch
-
-    version, begins = _known().get(cu) or (-1, ())
-    if begins and version is None:
-        return begins
-    keeps = _is_far(cu) and not cu.is_inference() and not (cu.is_cuda and torch.cuda.is_current_stream_capturing())
-    if not keeps:
-        return tuple(cu.tolist())
-    if version != cu._version:
-        begins = tuple(cu.tolist())
-        _known()[cu] = cu._version, begins
-    return begins
-
-
-def _is_far(cu: torch.Tensor) -> bool:
-    """Whether the host would wait for what it holds."""
-    return cu.is_cuda
 
 
 @cache

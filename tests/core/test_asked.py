@@ -23,7 +23,7 @@ from steps.core import attention as front
 from steps.core import launch
 from steps.core.asked import asked_of
 from tests.selection import sampled
-from tutorial_lib import blockwise, packing
+from tutorial_lib import blockwise
 from tutorial_lib.packing import cu_seqlens
 from tutorial_lib.problem import Problem
 
@@ -187,16 +187,14 @@ def test_small_and_large_gradients_lose_no_digits_in_16_bits(size, monkeypatch):
         assert error < 2e-3, f"{name}: {error:.2g}"
 
 
-@pytest.mark.parametrize("far", [False, True])
-def test_where_sequences_begin_is_read_once_and_again_when_written(far, monkeypatch):
-    """Far away, as on a GPU, once for all calls; else once for both tensors, and to choose who computes it."""
-    monkeypatch.setattr(packing, "_is_far", lambda cu: far)
+def test_where_sequences_begin_is_read_once_for_both_tensors_at_every_call(monkeypatch):
+    """The first call of a kind reads it once more, to choose who computes it. What is written there since counts."""
     reads = []
     tolist = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda x: reads.append(x) or tolist(x))
     q, k, v = (random(40, 2, 32) for _ in range(3))
     begins = torch.tensor([0, 10, 40], dtype=torch.int32, device=q.device)
-    for lengths, count in (((10, 30), 1 if far else 2), ((10, 30), 0 if far else 1), ((25, 15), 1)):
+    for lengths, count in (((10, 30), 2), ((10, 30), 1), ((25, 15), 1)):
         if lengths[0] == 25:
             begins[1] = 25
         reads.clear()
@@ -204,9 +202,6 @@ def test_where_sequences_begin_is_read_once_and_again_when_written(far, monkeypa
         given = (x.transpose(0, 1)[None].double() for x in (q, k, v))
         assert_near(o.transpose(0, 1)[None], exact(*given, window=(5, 3), lengths=lengths)[0], o.dtype, "o")
         assert len([x for x in reads if x is begins]) == count
-    with torch.inference_mode():
-        begins = begins.clone()
-        steps.attention(q, k, v, cu_seqlens_q=begins, window=(5, 3))
 
 
 @pytest.mark.parametrize("shape", [(8, 32, 32, 8192), (64, 32, 8, 8192), (1, 32, 8, 131072)])
