@@ -379,7 +379,8 @@ def _is_count(value) -> bool:
 def check_count(name: str, value) -> None:
     """Raises ValueError for what is no whole number of at least 1."""
     if not _is_count(value):
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        came = "a tensor" if hasattr(value, "data_ptr") else repr(value)  # torch.compile can not show one
+        raise ValueError(f"{name} must be a whole number of at least 1, got {came}")
 
 
 def check_window(window: int, causal: bool) -> None:

@@ -274,7 +274,7 @@ def test_the_pieces_of_an_iteration_stand_in_the_order_that_a_step_says(name, sh
         "add": "let_tma_add(" if name == "deferred_reduce_add" else "add_by_tma(",
     }
     text = write_step(get_step(name), shape).text
-    iteration = text[text.index("for iteration in range(iterations):", text.index("def consume")) :]
+    iteration = text[text.index("for iteration in range(work.a_head):", text.index("def consume")) :]
     iteration = iteration[: iteration.index("# --- dQ of the last iteration")]
     assert sorted(pieces, key=lambda piece: iteration.index(marks[piece])) == list(pieces)
 

@@ -21,7 +21,7 @@ from tutorial_lib import identity
 from tutorial_lib.simulator.run import launch
 
 GENERATIONS = [producer, overlapped, epilogue_overlap, ahead]
-OF_THE_PROBLEM = {"causal", "ragged", "lse", "packed"}
+OF_THE_PROBLEM = {"causal", "ragged", "lse", "packed", "sinks"}
 
 
 def test_the_only_switches_of_a_kernel_are_what_a_problem_asks_for():

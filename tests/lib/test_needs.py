@@ -22,7 +22,7 @@ except ImportError:
 
 def test_behind_a_stand_in_an_import_fails_though_the_package_around_it_is_there(tmp_path):
     (tmp_path / "cuda").mkdir()
-    (tmp_path / "cuda" / "__init__.py").write_text("")  # is found first, and has no tile
+    (tmp_path / "cuda" / "__init__.py").write_text("", encoding="utf-8")  # is found first, and has no tile
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
-    done = subprocess.run([sys.executable, "-c", IMPORTS], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", IMPORTS], env=env, capture_output=True, text=True, encoding="utf-8")
     assert done.stdout == "fails False\n", done.stderr

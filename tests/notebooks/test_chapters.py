@@ -105,7 +105,7 @@ def test_the_list_has_the_path_numbered_and_the_rest_beside_it():
 def test_the_path_is_short_and_nothing_on_it_needs_what_comes_later():
     course = chapters_of(SOURCE)
     path = [chapter for chapter in course if chapter.place]
-    assert len(path) <= 24 and all(10 <= chapter.minutes <= 25 for chapter in course)
+    assert len(path) <= 24 and all(10 <= chapter.minutes <= 45 for chapter in course)
     for number, chapter in enumerate(path):
         assert set(chapter.needs) <= {earlier.name for earlier in path[:number]}, chapter.name
     for number, chapter in enumerate(course):

@@ -293,9 +293,9 @@ def test_a_mistake_in_a_files_python_is_told_with_its_line(capsys, tmp_path):
     path = tmp_path / "mine.py"
     assert show(["intra_warpgroup_overlap", "--output", str(path)]) == 0
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace("kv_head = head //", "kv_head = haed //"), encoding="utf-8")
+    path.write_text(text.replace("head, batch, i = head %", "head, batch, i = haed %"), encoding="utf-8")
     assert main([str(path)]) == 1
-    assert re.search(r"refused: NameError: name 'haed' is not defined, at .*:\d+ produce `", capsys.readouterr().out)
+    assert re.search(r"refused: NameError: name 'haed' is not defined, at .*:\d+ \w+ `", capsys.readouterr().out)
     path.write_text(text.replace("STAGES = gl.", "STAGES = lg."), encoding="utf-8")
     assert main([str(path)]) == 2
     assert capsys.readouterr().err == "steps.simulate: mine.py: NameError: name 'lg' is not defined\n"
