@@ -116,7 +116,8 @@ def program_of(step, asked, launches, lse=False):
     """A program's module, which launches on the CPU. cuTile's tiles are others there."""
     arch = "cpu" if step.backend == "cutile" else step.made_for
     module = module_in(standalone(step, asked, arch, lse).replace('"cuda"', '"cpu"'))
-    for name in set(re.findall(r"(\w+)\[\(?\w+[^\]]*\]\(\*", inspect.getsource(module))):
+    text = inspect.getsource(module).replace(module.__doc__, "")  # which may quote launches of other problems
+    for name in set(re.findall(r"(\w+)\[\(?\w+[^\]]*\]\(\*", text)):
         setattr(module, name, OnTheSimulator(getattr(module, name), MACHINES[step.made_for], launches))
     return module
 
