@@ -414,8 +414,8 @@ class Run(Record, OnProblem):
 
 
 def _without_ladder(m: dict) -> dict:
-    """A measurement as it is written down: what a ladder says of it is there for who stands in none."""
-    return {k: v for k, v in m.items() if k not in OF_THE_LADDER} if m.get("part") else m
+    """A measurement as it is written down: what a ladder says is there, if it says something, for who is in none."""
+    return {k: v for k, v in m.items() if k not in OF_THE_LADDER or (v and not m.get("part"))}
 
 
 def _completed(m: Measurement, run: Run, record: Run) -> Measurement:
@@ -559,9 +559,10 @@ def as_json(record: Record) -> str:
     lines = []
     whole = _rounded(json.loads(record.model_dump_json(by_alias=True)))  # NaN is null there, as JSON has none
     if isinstance(record, Run):
-        whole["steps"] = [_without_ladder(m) for m in whole["steps"] + whole.pop("inside")]
+        whole["steps"] += whole.pop("inside")
+        whole["rounds"] = [{k: v for k, v in each.items() if v not in ({}, [], None)} for each in whole["rounds"]]
         for kind in ("steps", "peers"):
-            whole[kind] = [{k: v for k, v in m.items() if v is not None} for m in whole[kind]]
+            whole[kind] = [{k: v for k, v in _without_ladder(m).items() if v is not None} for m in whole[kind]]
             for m in (m for m in whole[kind] if "resources" in m):
                 m["resources"] = _bare(m["resources"])
     for key, value in whole.items():
