@@ -22,7 +22,7 @@ from steps.exercises import exercise
 from steps.measuring.measure import Settings, measure
 from steps.simulate import Examination
 from steps.writing.written import WrittenStep, edited, plainly, without_title, write_step, written_out
-from tutorial_lib import limits, pictures, plots, tables
+from tutorial_lib import drawings, limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiled import Compiled
 from tutorial_lib.compiler import CompilerError
@@ -115,6 +115,31 @@ class Lesson:
 
     def _ipython_display_(self) -> None:
         self.machine()._ipython_display_()
+
+    # --- a part on one screen ---
+
+    def block(self, *who: str) -> Page:
+        """Which scores one block computes, and who of it: strips of its tile, in the order of its queries or keys."""
+        tile, backward = self.step.variant(self.problem, self.arch).tile, self.step.direction == "backward"
+        own, length = tile.key if backward else tile.query, BLOCKS * max(tile.query, tile.key)
+        first, size = BLOCKS // 2 * own, own // len(who)
+        strips = [(first + n * size, first + (n + 1) * size) for n in range(len(who))]
+        if backward:
+            shares = [(name, (first, length), keys) for name, keys in zip(who, strips)]
+            beside = ("← Q, dO; adds to dQ", "K, V, dK, dV")
+        else:
+            shares = [(name, queries, (0, first + own)) for name, queries in zip(who, strips)]
+            beside = ("Q, O", "K, V →")
+        title = f"One block of step {self.step.label}"
+        return Page(drawings.work({title: shares}, length, (tile.query, tile.key), beside))
+
+    def barriers(self) -> Page:
+        """The kernel's barriers, as the simulator sees one block use them: who arrives how often, and who waits."""
+        from steps.exporting.tables import TOLD, backward_notes, barrier_rows, forward_notes
+
+        notes = (backward_notes if self.step.direction == "backward" else forward_notes)(self.step, self.problem)
+        headers, *rows = barrier_rows(notes)
+        return Page(f"The barriers of step {self.step.label}. {TOLD}", table(headers, rows))
 
     # --- the change ---
 
@@ -615,6 +640,7 @@ FIGURES = [
 SHOWN = 5  # rows of evidence
 MEDIANS = "A bar is the median of all rounds. A ratio is the median of the ratios inside each round, so it may differ."
 AROUND = 3  # lines around what changed
+BLOCKS = 4  # that compute a head, of which one is drawn
 FINDINGS = 2  # of the simulator that are shown whole
 
 
