@@ -122,24 +122,28 @@ class Lesson:
         """Which scores one block computes, and who of it: strips of its tile, in the order of its queries or keys."""
         tile, backward = self.step.variant(self.problem, self.arch).tile, self.step.direction == "backward"
         own, length = tile.key if backward else tile.query, BLOCKS * max(tile.query, tile.key)
-        first, size = BLOCKS // 2 * own, own // len(who)
+        first, size = length // 2, own // len(who)
         strips = [(first + n * size, first + (n + 1) * size) for n in range(len(who))]
         if backward:
-            shares = [(name, (first, length), keys) for name, keys in zip(who, strips)]
-            beside = ("← Q, dO; adds to dQ", "K, V, dK, dV")
+            queries, beside = (first if self.problem.causal else 0, length), ("← Q, dO; adds to dQ", "K, V, dK, dV")
+            shares = [(name, queries, keys) for name, keys in zip(who, strips)]
         else:
-            shares = [(name, queries, (0, first + own)) for name, queries in zip(who, strips)]
-            beside = ("Q, O", "K, V →")
-        title = f"One block of step {self.step.label}"
-        return Page(drawings.work({title: shares}, length, (tile.query, tile.key), beside))
+            keys, beside = (0, first + own if self.problem.causal else length), ("Q, O", "K, V →")
+            shares = [(name, queries, keys) for name, queries in zip(who, strips)]
+        title = {f"One block of step {self.step.label}": shares}
+        return Page(drawings.work(title, length, (tile.query, tile.key), self.problem.causal, beside))
 
     def barriers(self) -> Page:
         """The kernel's barriers, as the simulator sees one block use them: who arrives how often, and who waits."""
-        from steps.exporting.tables import TOLD, backward_notes, barrier_rows, forward_notes
+        from steps.exporting.tables import backward_notes, barrier_rows, forward_notes
 
-        notes = (backward_notes if self.step.direction == "backward" else forward_notes)(self.step, self.problem)
-        headers, *rows = barrier_rows(notes)
-        return Page(f"The barriers of step {self.step.label}. {TOLD}", table(headers, rows))
+        notes = backward_notes if self.step.direction == "backward" else forward_notes
+        headers, *rows = barrier_rows(notes(self.step, self.problem))
+        told = (
+            f"The barriers of step {self.step.label}. Roles are called by their functions, with a number. TMA is no "
+            "arrival that is counted: it brings bytes, and a phase waits for all that were announced."
+        )
+        return Page(told, table(headers, rows))
 
     # --- the change ---
 
@@ -709,7 +713,7 @@ def machine(recorded: Run | None) -> Page:
 
 
 def _name(value: object) -> str:
-    return value.__name__ if inspect.isfunction(value) else "left to the compiler" if value is None else str(value)
+    return "left to the compiler" if value is None else getattr(value, "__name__", str(value))
 
 
 def _filled(changes: dict) -> list[str]:

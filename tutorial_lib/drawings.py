@@ -115,8 +115,14 @@ def crosses(scores, weights, shape: tuple[int, int]) -> str:
 Share = tuple[str, tuple[int, int], tuple[int, int]]  # who, which queries and which keys, each [first, end)
 
 
-def work(panels: Mapping[str, Sequence[Share]], length: int, tile: tuple[int, int], beside: Sequence[str] = ()):
-    """Who computes which scores of a head under a causal mask, a panel a title. Returns a matplotlib Figure.
+def work(
+    panels: Mapping[str, Sequence[Share]],
+    length: int,
+    tile: tuple[int, int],
+    causal: bool = True,
+    beside: Sequence[str] = (),
+):
+    """Who computes which scores of a head, a panel a title. Returns a matplotlib Figure.
 
     length: queries, and keys. tile: [query, key], in which scores are computed. beside: what is needed for the scores
     from the left, of their queries, and from below, of their keys.
@@ -124,6 +130,8 @@ def work(panels: Mapping[str, Sequence[Share]], length: int, tile: tuple[int, in
     from matplotlib.patches import Polygon, Rectangle
 
     figure, grid = figure_with_axes(3.9 * len(panels), 3.6, 1, len(panels), squeeze=False)
+    centred = {"ha": "center", "va": "center", "fontsize": 8, "zorder": 4}
+    thick = length / 11 if beside else 0
     for axes, (title, shares) in zip(grid[0], panels.items()):
         names = list(dict.fromkeys(who for who, *_ in shares))
         for who, (top, bottom), (left, right) in shares:
@@ -132,27 +140,23 @@ def work(panels: Mapping[str, Sequence[Share]], length: int, tile: tuple[int, in
             axes.vlines(range(left, right, tile[1]), top, bottom, color=BLUE, linewidth=0.4)
             axes.hlines(range(top, bottom, tile[0]), left, right, color=BLUE, linewidth=0.4)
             upright = bottom - top > right - left
-            text = {"ha": "center", "va": "center", "fontsize": 8, "rotation": 90 * upright, "zorder": 4}
-            x, y = (
-                (left + (right if upright else min(right, top))) / 2,
-                ((max(top, right) if upright else top) + bottom) / 2,
-            )
-            axes.text(x, y, who, **text)
-        axes.add_patch(Polygon([(0, 0), (length, 0), (length, length)], facecolor="#eeeeee", edgecolor=GREY, zorder=3))
-        axes.text(0.68 * length, 0.3 * length, "hidden", ha="center", color=GREY, zorder=4)
-        thick = length / 11 if beside else 0
+            if causal:  # the name stands in the middle of what is seen
+                right, top = (right, max(top, (left + right) / 2)) if upright else (min(right, (top + bottom) / 2), top)
+            axes.text((left + right) / 2, (top + bottom) / 2, who, rotation=90 * upright, **centred)
+        if causal:
+            triangle = [(0, 0), (length, 0), (length, length)]
+            axes.add_patch(Polygon(triangle, facecolor="#eeeeee", edgecolor=GREY, zorder=3))
+            axes.text(0.7 * length, 0.3 * length, "hidden", color=GREY, **centred)
         if beside:
             tops, bottoms, lefts, rights = zip(*((*queries, *keys) for _, queries, keys in shares))
-            (x, y), (wide, high) = (min(lefts), min(tops)), (max(rights) - min(lefts), max(bottoms) - min(tops))
-            for at, size, name, turned in (
-                ((-1.2 * thick, y), (thick, high), beside[0], 90),
-                ((x, length + 0.2 * thick), (wide, thick), beside[1], 0),
-            ):
-                axes.add_patch(Rectangle(at, *size, facecolor="white", edgecolor=BLUE))
-                text = {"ha": "center", "va": "center", "fontsize": 8, "rotation": turned}
-                axes.text(at[0] + size[0] / 2, at[1] + size[1] / 2, name, **text)
-        axes.set(xlim=(-1.3 * thick, length), ylim=(length + 1.3 * thick, 0), aspect="equal", xlabel="key")
-        axes.set(ylabel="query", xticks=range(0, length + 1, length // 4), yticks=range(0, length + 1, length // 4))
+            (x, y), wide, high = (min(lefts), min(tops)), max(rights) - min(lefts), max(bottoms) - min(tops)
+            places = ((-1.2 * thick, y, thick, high), (x, length + 0.2 * thick, wide, thick))
+            for name, (x, y, wide, high) in zip(beside, places):
+                axes.add_patch(Rectangle((x, y), wide, high, facecolor="white", edgecolor=BLUE))
+                axes.text(x + wide / 2, y + high / 2, name, rotation=90 * (high > wide), **centred)
+        ticks = range(0, length + 1, length // 4)
+        axes.set(xlim=(-1.3 * thick, length), ylim=(length + 1.3 * thick, 0), aspect="equal")
+        axes.set(xticks=ticks, yticks=ticks, xlabel="key", ylabel="query")
         axes.set_title(title, fontsize=9)
     return figure
 

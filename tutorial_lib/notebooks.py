@@ -45,13 +45,13 @@ NOT_PROSE = re.compile(
 )
 CELL_SECONDS = 600
 # How the first cell of every chapter begins.
-OPENING = '''import sys
+OPENING = """import sys
 from importlib.util import find_spec
 
 sys.path.insert(0, "..")  # the folder that holds steps/ and tutorial_lib/
 if not find_spec("steps"):
     sys.exit("This chapter needs the rest of its course: clone the whole repository, and run `make learn` there.")
-'''
+"""
 
 
 def sources(folder: Path = NOTEBOOKS) -> list[Path]:
@@ -63,8 +63,8 @@ def sources(folder: Path = NOTEBOOKS) -> list[Path]:
 def read_source(path: Path):
     """A chapter's Markdown as a notebook without outputs, with links to its neighbours and to the list of chapters.
 
-    Its first cell of code finds the course, or says in one line that the chapter was opened without it. The same text gives the same notebook, and a cell's id is made from the cell alone: it stays what it is when other
-    cells come and go.
+    Its first cell finds the course, or says in one line that the chapter was opened without it. The same text gives
+    the same notebook, and a cell's id is made from the cell alone: it stays what it is when other cells come and go.
     """
     import jupytext
     import nbformat

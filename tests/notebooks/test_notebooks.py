@@ -233,7 +233,10 @@ def test_a_cell_keeps_its_id_when_another_comes(tmp_path):
     before = notebooks.read_source(path)
     assert notebooks.read_source(path) == before
     assert len({cell.id for cell in before.cells}) == len(before.cells)
-    path.write_text("# One\n\n```python\nfirst\n```\n\n```python\n0\n```\n\n```python\n1\n```\n\n```python\n1\n```\n", encoding="utf-8")
+    path.write_text(
+        "# One\n\n```python\nfirst\n```\n\n```python\n0\n```\n\n```python\n1\n```\n\n```python\n1\n```\n",
+        encoding="utf-8",
+    )
     after = notebooks.read_source(path)
     assert [cell.id for cell in after.cells if cell.source != "0"] == [cell.id for cell in before.cells]
     nbformat.validate(after)
