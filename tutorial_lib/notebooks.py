@@ -50,7 +50,7 @@ from importlib.util import find_spec
 
 sys.path.insert(0, "..")  # the folder that holds steps/ and tutorial_lib/
 if not find_spec("steps"):
-    sys.exit("This chapter needs the rest of its course: clone the whole repository, and run `make learn` there.")
+    sys.exit("This chapter needs its course: clone the repository, and run `make learn` there.")
 """
 
 
