@@ -22,7 +22,7 @@ from steps.exercises import exercise
 from steps.measuring.measure import Settings, measure
 from steps.simulate import Examination
 from steps.writing.written import WrittenStep, edited, plainly, without_title, write_step, written_out
-from tutorial_lib import limits, pictures, plots, tables
+from tutorial_lib import drawings, limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiled import Compiled
 from tutorial_lib.compiler import CompilerError
@@ -115,6 +115,35 @@ class Lesson:
 
     def _ipython_display_(self) -> None:
         self.machine()._ipython_display_()
+
+    # --- a part on one screen ---
+
+    def block(self, *who: str) -> Page:
+        """Which scores one block computes, and who of it: strips of its tile, in the order of its queries or keys."""
+        tile, backward = self.step.variant(self.problem, self.arch).tile, self.step.direction == "backward"
+        own, length = tile.key if backward else tile.query, BLOCKS * max(tile.query, tile.key)
+        first, size = length // 2, own // len(who)
+        strips = [(first + n * size, first + (n + 1) * size) for n in range(len(who))]
+        if backward:
+            queries, beside = (first if self.problem.causal else 0, length), ("← Q, dO; adds to dQ", "K, V, dK, dV")
+            shares = [(name, queries, keys) for name, keys in zip(who, strips)]
+        else:
+            keys, beside = (0, first + own if self.problem.causal else length), ("Q, O", "K, V →")
+            shares = [(name, queries, keys) for name, queries in zip(who, strips)]
+        title = {f"One block of step {self.step.label}": shares}
+        return Page(drawings.work(title, length, (tile.query, tile.key), self.problem.causal, beside))
+
+    def barriers(self) -> Page:
+        """The kernel's barriers, as the simulator sees one block use them: who arrives how often, and who waits."""
+        from steps.exporting.tables import backward_notes, barrier_rows, forward_notes
+
+        notes = backward_notes if self.step.direction == "backward" else forward_notes
+        headers, *rows = barrier_rows(notes(self.step, self.problem))
+        told = (
+            f"The barriers of step {self.step.label}. Roles are called by their functions, with a number. TMA is no "
+            "arrival that is counted: it brings bytes, and a phase waits for all that were announced."
+        )
+        return Page(told, table(headers, rows))
 
     # --- the change ---
 
@@ -615,6 +644,7 @@ FIGURES = [
 SHOWN = 5  # rows of evidence
 MEDIANS = "A bar is the median of all rounds. A ratio is the median of the ratios inside each round, so it may differ."
 AROUND = 3  # lines around what changed
+BLOCKS = 4  # that compute a head, of which one is drawn
 FINDINGS = 2  # of the simulator that are shown whole
 
 
@@ -683,7 +713,7 @@ def machine(recorded: Run | None) -> Page:
 
 
 def _name(value: object) -> str:
-    return value.__name__ if inspect.isfunction(value) else "left to the compiler" if value is None else str(value)
+    return "left to the compiler" if value is None else getattr(value, "__name__", str(value))
 
 
 def _filled(changes: dict) -> list[str]:

@@ -14,7 +14,7 @@ MARKED = {"+": "#d3f0d3", "-": "#fadbd4"}
 NEWLINE = "\n"
 CODE = (
     f"background:{PAPER}; color:{INK}; font-family:monospace; line-height:1.35; font-size:90%; "
-    "max-height:44em; overflow:auto; padding:0.6em"
+    "max-height:44em; overflow:auto; white-space:pre; padding:0.6em"
 )
 
 

@@ -1,14 +1,15 @@
-"""Pictures of what a kernel does: banks that a read meets, which warp holds what, one iteration of the loop on keys."""
+"""Pictures of what a kernel does: banks that a read meets, who holds or computes what, one iteration of its loop."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from tutorial_lib import layouts
 from tutorial_lib.pictures import SKY
 from tutorial_lib.plots import BLUE, GREY, figure_with_axes
 
+SHADES = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7")  # of those who share work
 SHOWN = 2  # the chunk of every row that the drawn ldmatrix asks for
 
 
@@ -56,7 +57,7 @@ def owners(divisions: Sequence[tuple[str, Sequence[tuple[str, object, tuple[int,
     """
     from matplotlib.colors import ListedColormap
 
-    shades = ListedColormap(["#f0f0f0", "#56B4E9", "#E69F00", "#009E73"])
+    shades = ListedColormap(["#f0f0f0", *SHADES[:3]])
     wide = max(len(pictures) for _, pictures, _ in divisions)
     figure, grid = figure_with_axes(3.0 * wide, 3.1 * len(divisions), len(divisions), wide, squeeze=False)
     for line, (name, pictures, note) in zip(grid, divisions):
@@ -107,6 +108,57 @@ def crosses(scores, weights, shape: tuple[int, int]) -> str:
     if missing:
         parts.append(f"{missing} weights that each warp needs and does not hold")
     return " and ".join(parts) or "nothing"
+
+
+# --- who computes which scores ---
+
+Share = tuple[str, tuple[int, int], tuple[int, int]]  # who, which queries and which keys, each [first, end)
+
+
+def work(
+    panels: Mapping[str, Sequence[Share]],
+    length: int,
+    tile: tuple[int, int],
+    causal: bool = True,
+    beside: Sequence[str] = (),
+):
+    """Who computes which scores of a head, a panel a title. Returns a matplotlib Figure.
+
+    length: queries, and keys. tile: [query, key], in which scores are computed. beside: what is needed for the scores
+    from the left, of their queries, and from below, of their keys.
+    """
+    from matplotlib.patches import Polygon, Rectangle
+
+    figure, grid = figure_with_axes(3.9 * len(panels), 3.6, 1, len(panels), squeeze=False)
+    centred = {"ha": "center", "va": "center", "fontsize": 8, "zorder": 4}
+    thick = length / 11 if beside else 0
+    for axes, (title, shares) in zip(grid[0], panels.items()):
+        names = list(dict.fromkeys(who for who, *_ in shares))
+        for who, (top, bottom), (left, right) in shares:
+            look = {"facecolor": SHADES[names.index(who) % len(SHADES)], "edgecolor": BLUE}
+            axes.add_patch(Rectangle((left, top), right - left, bottom - top, **look))
+            axes.vlines(range(left, right, tile[1]), top, bottom, color=BLUE, linewidth=0.4)
+            axes.hlines(range(top, bottom, tile[0]), left, right, color=BLUE, linewidth=0.4)
+            upright = bottom - top > right - left
+            if causal:  # the name stands in the middle of what is seen
+                right, top = (right, max(top, (left + right) / 2)) if upright else (min(right, (top + bottom) / 2), top)
+            axes.text((left + right) / 2, (top + bottom) / 2, who, rotation=90 * upright, **centred)
+        if causal:
+            triangle = [(0, 0), (length, 0), (length, length)]
+            axes.add_patch(Polygon(triangle, facecolor="#eeeeee", edgecolor=GREY, zorder=3))
+            axes.text(0.7 * length, 0.3 * length, "hidden", color=GREY, **centred)
+        if beside:
+            tops, bottoms, lefts, rights = zip(*((*queries, *keys) for _, queries, keys in shares))
+            (x, y), wide, high = (min(lefts), min(tops)), max(rights) - min(lefts), max(bottoms) - min(tops)
+            places = ((-1.2 * thick, y, thick, high), (x, length + 0.2 * thick, wide, thick))
+            for name, (x, y, wide, high) in zip(beside, places):
+                axes.add_patch(Rectangle((x, y), wide, high, facecolor="white", edgecolor=BLUE))
+                axes.text(x + wide / 2, y + high / 2, name, rotation=90 * (high > wide), **centred)
+        ticks = range(0, length + 1, length // 4)
+        axes.set(xlim=(-1.3 * thick, length), ylim=(length + 1.3 * thick, 0), aspect="equal")
+        axes.set(xticks=ticks, yticks=ticks, xlabel="key", ylabel="query")
+        axes.set_title(title, fontsize=9)
+    return figure
 
 
 # --- one iteration of the loop over keys: the tiles in it, and when they are copied and used ---

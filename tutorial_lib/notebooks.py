@@ -44,6 +44,14 @@ NOT_PROSE = re.compile(
     r"(```.*?```|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|^#.*?$|^\|.*?$|\$[^$]*\$|<details>.*?</details>|<[^>]+>)", re.M | re.S
 )
 CELL_SECONDS = 600
+# How the first cell of every chapter begins.
+OPENING = """import sys
+from importlib.util import find_spec
+
+sys.path.insert(0, "..")  # the folder that holds steps/ and tutorial_lib/
+if not find_spec("steps"):
+    sys.exit("This chapter needs its course: clone the repository, and run `make learn` there.")
+"""
 
 
 def sources(folder: Path = NOTEBOOKS) -> list[Path]:
@@ -55,8 +63,8 @@ def sources(folder: Path = NOTEBOOKS) -> list[Path]:
 def read_source(path: Path):
     """A chapter's Markdown as a notebook without outputs, with links to its neighbours and to the list of chapters.
 
-    The same text gives the same notebook, and a cell's id is made from the cell alone: it stays what it is when other
-    cells come and go.
+    Its first cell finds the course, or says in one line that the chapter was opened without it. The same text gives
+    the same notebook, and a cell's id is made from the cell alone: it stays what it is when other cells come and go.
     """
     import jupytext
     import nbformat
@@ -66,6 +74,8 @@ def read_source(path: Path):
     chapters = {chapter.name: chapter for chapter in chapters_of(path.parent)}
     headings = {name: heading(path.with_name(f"{name}.md")) for name in chapters}
     link_terms(notebook, path)
+    if code := [cell for cell in notebook.cells if cell.cell_type == "code"]:
+        code[0].source = f"{OPENING}\n{code[0].source}"
     first = notebook.cells[0]
     title, _, text = first.source.partition("\n")
     under = chapters[path.stem].line(headings)

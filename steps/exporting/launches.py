@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial, singledispatch
+from functools import singledispatch
 
 from steps.backward_cutile import kernel as backward_kernels
 from steps.backward_cutile.skeleton import ROWS, CuTileGradients
@@ -20,7 +20,7 @@ from steps.core.tiles import Tile
 from steps.cutile.skeleton import CuTileStep
 from steps.everyday import decoding
 from steps.everyday.decode_kernel import make_merge
-from steps.exporting.tables import backward_tables, forward_tables
+from steps.exporting.tables import backward_notes, forward_notes, tables
 from steps.gluon.launching import PointerStep
 from steps.hopper.launching import TmaStep
 from tutorial_lib.architectures import REFERENCE_GPUS
@@ -141,7 +141,9 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
     }
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_key", "shared_value")}
     kernels = {"kernel": step.entry(problem, arch)}
-    return Launch(hosts("tma", values), kernels, values, layouts, left_out, partial(forward_tables, step, problem))
+    return Launch(
+        hosts("tma", values), kernels, values, layouts, left_out, lambda: tables(forward_notes(step, problem))
+    )
 
 
 @launch_of.register
@@ -223,8 +225,8 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
         "small_warps": ROW_WARPS,
     }
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_numbers", "shared_sums")}
-    templates, show = ("checks", "descriptors", "backward_hopper"), partial(backward_tables, step, problem)
-    return Launch(templates, kernels, values, layouts, [REWRITTEN], show)
+    templates = ("checks", "descriptors", "backward_hopper")
+    return Launch(templates, kernels, values, layouts, [REWRITTEN], lambda: tables(backward_notes(step, problem)))
 
 
 def hosts(name: str, values: dict) -> tuple[str, ...]:

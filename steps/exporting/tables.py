@@ -145,16 +145,16 @@ def noted() -> Iterator[Notes]:
         language.SEQUENCES |= sequences
 
 
-def forward_tables(step: TmaStep, problem: Problem) -> list[str]:
-    """The table of barriers and what shared memory holds, of the kernel that ``step`` runs for ``problem``."""
+def forward_notes(step: TmaStep, problem: Problem) -> Notes:
+    """What is seen of one block of the kernel that ``step`` runs for ``problem``."""
     variant = step.variant(problem)
     small, tensors = few_tiles(problem, TILES * max(variant.tile.query, variant.tile.key))
     _, lists = step.order_for(problem).blocks(small, variant.tile, tensors[0].device)
     passed = (*arguments(*tensors, small, 1.0, lists, variant), variant)
-    return tables(step.kernel(problem), passed, variant.warps, step.made_for, variant.ctas)
+    return noted_launch(step.kernel(problem), passed, variant.warps, step.made_for, variant.ctas)
 
 
-def backward_tables(step: HopperGradients, problem: Problem) -> list[str]:
+def backward_notes(step: HopperGradients, problem: Problem) -> Notes:
     """Likewise, of the kernel whose blocks own keys.
 
     Where spare warps work for other heads, there are as many heads as it takes that every kind of them has some: the
@@ -174,7 +174,7 @@ def backward_tables(step: HopperGradients, problem: Problem) -> list[str]:
     if variant.spare:
         strides = (q.stride()[:3], q.stride()[:3], sums.stride()[:3], q.stride()[:3])
         passed = (*passed, sums, q, numbers, q, do, sums, strides, rates(small, variant))
-    return tables(step.kernel(problem), passed, variant.warps, step.made_for, blocks=(1, small.kv_heads, batch))
+    return noted_launch(step.kernel(problem), passed, variant.warps, step.made_for, blocks=(1, small.kv_heads, batch))
 
 
 def few_tiles(problem: Problem, queries: int, keys: int | None = None, batch: int = 1) -> tuple[Problem, list]:
@@ -186,13 +186,18 @@ def few_tiles(problem: Problem, queries: int, keys: int | None = None, batch: in
     return small, [torch.zeros(shape, dtype=getattr(torch, problem.dtype)) for shape in shapes(small)]
 
 
-def tables(kernel, passed: tuple, warps: int, arch: str, ctas: int = 1, blocks: tuple = (1, 1, 1)) -> list[str]:
-    """What the tables' blocks are seen to do."""
+def noted_launch(kernel, passed: tuple, warps: int, arch: str, ctas: int = 1, blocks: tuple = (1, 1, 1)) -> Notes:
+    """What a launch of so many blocks is seen to do on the simulator."""
     from tutorial_lib.simulator.machine import MACHINES
     from tutorial_lib.simulator.run import launch
 
     with noted() as notes:
         launch(kernel, blocks, passed, warps, machine=MACHINES[arch], ctas=ctas)
+    return notes
+
+
+def tables(notes: Notes) -> list[str]:
+    """What must be known of the table of barriers, that table, and what shared memory holds, as text."""
     products = " tcgen05 arrives when a product is complete." * any(
         "tcgen05" in row.arrive for row in notes.rows.values()
     )

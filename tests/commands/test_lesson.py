@@ -193,6 +193,39 @@ def test_with_nothing_recorded_it_still_teaches(tmp_path):
     assert words(lesson.where()) == "No record compares step 3 exp2 with step 2 mma."
 
 
+@pytest.mark.parametrize(
+    ("name", "causal", "strips"),  # strips: left, top, width, height, of 512 queries and keys
+    [
+        ("producer", True, [(0, 256, 384, 64), (0, 320, 384, 64)]),
+        ("producer", False, [(0, 256, 512, 64), (0, 320, 512, 64)]),
+        ("decoupled_warpgroups", True, [(256, 256, 64, 256), (320, 256, 64, 256)]),
+        ("decoupled_warpgroups", False, [(256, 0, 64, 512), (320, 0, 64, 512)]),
+    ],
+)
+def test_a_page_draws_who_computes_which_scores(name, causal, strips):
+    lesson = Lesson(name)
+    lesson = Lesson(name, dataclasses.replace(lesson.problem, causal=causal))
+    [figure] = lesson.block("one", "other").parts
+    [axes] = figure.axes
+    drawn = [patch for patch in axes.patches if hasattr(patch, "get_x")]
+    assert [(p.get_x(), p.get_y(), p.get_width(), p.get_height()) for p in drawn[:2]] == strips
+    told = [text.get_text() for text in axes.texts]
+    assert told[:2] == ["one", "other"] and ("hidden" in told) == causal
+    assert [("dQ" in text, "dV" in text) for text in told[-2:]] == [
+        (name != "producer", False),
+        (False, name != "producer"),
+    ]
+
+
+def test_a_page_tells_who_arrives_at_a_barrier_and_who_waits():
+    told, forward = Lesson("producer").barriers().parts
+    assert "201 producer" in told
+    assert "| key_empty | 2 | 2 | consume 0, consume 1 | produce 2: 1 |" in forward
+    assert "| query_full | 1 | 1 | produce 2, TMA | consume 0: 0, consume 1: 0 |" in forward
+    _, backward = Lesson("decoupled_warpgroups").barriers().parts
+    assert "| d_scores_empty | 2 | 2 | consume 0, consume 1 | consume 0: 1, consume 1: 1 |" in backward
+
+
 def test_the_change_is_computed_from_the_code():
     *told, change = Lesson("swizzle").change().parts
     assert "shared_layout: no_swizzle -> swizzle" in "".join(told) and isinstance(change, Html)
@@ -240,7 +273,10 @@ PAGES = {  # what is called -> what its words hold, and what they do not
     "no holes": (lambda: Lesson("naive").vary(tile=3), ["Step 1 naive has no holes: it is not a kernel"]),
     "order": (lambda: Lesson("persistent").order(), ["8 HGMMA"]),
     "order, no hole": (lambda: Lesson("persistent").order(tyle=3), ["No hole tyle: step 9 persistent has load_key,"]),
-    "order, changed": (lambda: Lesson("epilogue_overlap").order(generation=overlapped.consume), ["HGMMA"]),
+    "order, changed": (
+        lambda: Lesson("epilogue_overlap").order(generation=overlapped.consume),
+        ["generation=consume, ", "HGMMA"],
+    ),
     "order, no holes": (
         lambda: Lesson("naive").order(tile=3),
         ["Step 1 naive has no holes: it is not a kernel"],

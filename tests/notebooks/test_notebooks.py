@@ -7,6 +7,8 @@ import importlib
 import json
 import os
 import re
+import subprocess
+import sys
 from functools import cache
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -35,7 +37,8 @@ BONES = [
     "Where it matters",
     "Questions",
 ]
-MAY_BE_THERE = {"Why"}  # where the page shows its evidence
+SCREEN = "On one screen"  # with which a part begins
+MAY_BE_THERE = {"Why", SCREEN}  # where the page shows its evidence
 WORDS, PAGE = 1500, 25_000  # of prose without the questions; characters of a page without its figures
 STEP_SOURCES = [path for path in SOURCES if step_of(path)]
 EXECUTED = [path for path in SOURCES if path.stem.endswith(("_naive", "_wgmma"))]  # PyTorch alone; a Hopper kernel
@@ -152,6 +155,22 @@ def shown(notebook) -> str:
     return "".join([cell.source for cell in cells] + [d.get("text/markdown", d.get("text/plain", "")) for d in data])
 
 
+def test_a_part_begins_with_one_screen():
+    """A picture of who computes what, before anything else is told of the part's first step."""
+    for part in read_course(notebooks.NOTEBOOKS / "source"):
+        text = notebooks.NOTEBOOKS.joinpath("source", f"{part.chapters[0].name}.md").read_text(encoding="utf-8")
+        heading, _, screen = text.split("\n## ")[1].partition("\n")
+        assert heading == SCREEN and re.search(r"drawings\.|pictures\.|\.block\(|\.draw_", screen), part.title
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.stem != "glossary"], ids=lambda p: p.stem)
+def test_a_chapter_opened_alone_says_in_one_line_what_to_do(path, tmp_path):
+    first = next(cell.source for cell in from_source(path).cells if cell.cell_type == "code")
+    done = subprocess.run([sys.executable, "-I", "-c", first], cwd=tmp_path, capture_output=True, encoding="utf-8")
+    [told] = done.stderr.splitlines()
+    assert done.returncode == 1 and done.stdout == "" and "make learn" in told
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.stem)
 def test_prose_holds_no_measured_number(path):
     for cell in from_source(path).cells:
@@ -210,11 +229,14 @@ def is_module(name: str) -> bool:
 def test_a_cell_keeps_its_id_when_another_comes(tmp_path):
     write_course(tmp_path, "000_start_here")
     path = tmp_path / "source" / "000_start_here.md"
-    path.write_text("# One\n\n```python\n1\n```\n\n```python\n1\n```\n", encoding="utf-8")
+    path.write_text("# One\n\n```python\nfirst\n```\n\n```python\n1\n```\n\n```python\n1\n```\n", encoding="utf-8")
     before = notebooks.read_source(path)
     assert notebooks.read_source(path) == before
     assert len({cell.id for cell in before.cells}) == len(before.cells)
-    path.write_text("# One\n\n```python\n0\n```\n\n```python\n1\n```\n\n```python\n1\n```\n", encoding="utf-8")
+    path.write_text(
+        "# One\n\n```python\nfirst\n```\n\n```python\n0\n```\n\n```python\n1\n```\n\n```python\n1\n```\n",
+        encoding="utf-8",
+    )
     after = notebooks.read_source(path)
     assert [cell.id for cell in after.cells if cell.source != "0"] == [cell.id for cell in before.cells]
     nbformat.validate(after)
