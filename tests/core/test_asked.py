@@ -443,6 +443,16 @@ def test_torch_func_has_autograds_gradients(asked, sinks):
 
 
 @FEATURES
+def test_eager_gradients_go_past_the_operators(asked, sinks, monkeypatch):
+    given, asked = case(asked, sinks)
+    leaves = [x.clone().requires_grad_() for x in given]
+    expected = torch.autograd.grad(loss(leaves, asked), leaves)
+    for name in ("attention_with_lse", "gradients"):
+        monkeypatch.setattr(front, name, lambda *_: pytest.fail("an operator"))
+    assert_same(torch.autograd.grad(loss(leaves, asked), leaves), expected)
+
+
+@FEATURES
 @pytest.mark.parametrize("over_sinks", [False, True])
 def test_vmap_is_a_call_for_each(asked, sinks, over_sinks):
     if over_sinks and not sinks:
