@@ -109,6 +109,7 @@ def _load(step) -> None:
 
 def _problem(options: argparse.Namespace, step):
     """What was asked for; a file's kernel is for tensors of one kind, and of these it gets some."""
+    from steps.core.problems import unnamed
     from steps.writing.written import WrittenStep
     from tutorial_lib.problem import Problem
 
@@ -118,9 +119,10 @@ def _problem(options: argparse.Namespace, step):
 
     if not isinstance(step, WrittenStep):
         kind = {name: getattr(options, name) for name in ("heads", "kv_heads", "head_dim", "dtype", "causal", "window")}
+        kind |= unnamed(step)
         return of(RAGGED)
     its = step.written_for
-    kind = {name: getattr(its, name) for name in ("head_dim", "dtype", "causal", "window")}
+    kind = {name: getattr(its, name) for name in ("head_dim", "dtype", "causal", "window", "softcap", "sinks")}
     kind |= {"heads": 2 * its.group_size, "kv_heads": 2}
     return of(EVEN if step.unsupported(of(RAGGED), "cpu") else RAGGED)
 

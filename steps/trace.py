@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from tutorial_lib.command import (
@@ -51,6 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     from steps import get_step
+    from steps.core.problems import unnamed
     from tutorial_lib.files import write_whole
     from tutorial_lib.hardware import has_gpu
     from tutorial_lib.pictures import measured_timeline
@@ -68,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
             raise BadRequest(f"step {step.label}: traced are Gluon's kernels, whose waits are their own")
         shape = {name: getattr(options, name) for name in ("batch", "heads", "kv_heads", "head_dim", "dtype", "causal")}
         keys = options.seq_len_kv or options.seq_len
-        problem = Problem(seq_len_q=options.seq_len, seq_len_kv=keys, **shape)
+        problem = Problem(seq_len_q=options.seq_len, seq_len_kv=keys, **shape, **unnamed(step))
     except ValueError as error:
         raise BadRequest(str(error)) from None
     if has_gpu():
@@ -108,12 +110,12 @@ def measure(step, problem):
 
     device = torch.device("cuda", torch.cuda.current_device())
     with gpu_turn("cuda"):
-        q, k, v = FORWARD.inputs(problem, 0, "cuda")
-        plain, traced, tell = _with_and_without(step, problem, (q, k, v), processors(device))
-        if not torch.equal(plain(q, k, v, None), traced(q, k, v, None)):
+        inputs = FORWARD.inputs(problem, 0, "cuda")
+        plain, traced, tell = _with_and_without(step, problem, inputs, processors(device))
+        if not torch.equal(plain(), traced()):
             raise RuntimeError(f"step {step.label}: with stamps it computes something else")
         found = tell()
-        calls = {"plain": lambda i: plain(q, k, v, None), "traced": lambda i: traced(q, k, v, None)}
+        calls = {"plain": lambda i: plain(), "traced": lambda i: traced()}
         plans = {name: timing.plan_sample(call) for name, call in calls.items()}
         rounds = []
         for n in range(ROUNDS):
@@ -136,10 +138,9 @@ def simulate(step, problem):
     from steps.core.fused import tiles_visited
     from tutorial_lib.passes import FORWARD
 
-    inputs = FORWARD.inputs(problem, 0)
     blocks = min(tiles_visited(problem, step.variant(problem).tile), SIMULATED_BLOCKS)
-    _, traced, tell = _with_and_without(step, problem, inputs, blocks)
-    traced(*inputs, None)
+    _, traced, tell = _with_and_without(step, problem, FORWARD.inputs(problem, 0), blocks)
+    traced()
     return tell()
 
 
@@ -154,7 +155,7 @@ def beside_simulated(step, trace):
 
 
 def _with_and_without(step, problem, inputs, blocks: int):
-    """(the kernel's launch, its launch with stamps of the first blocks, what these tell afterwards).
+    """(a call of the kernel, one with stamps of the first blocks, what these tell afterwards).
 
     Raises ValueError for a problem that the step does not take.
     """
@@ -172,8 +173,9 @@ def _with_and_without(step, problem, inputs, blocks: int):
     written = write_step(step, problem, target if device.type == "cuda" else DEFAULT_ARCH)
     stamped = with_stamps(written.text, blocks, STAMPS)
     stamps = torch.full((blocks, len(stamped.roles), STAMPS), -1, dtype=torch.int64, device=device)
+    tensors, sinks = inputs[:3], inputs[3:]
     plain, traced = (
-        written.base.make_kernel_ready(kernel_in(text), problem, *inputs, None, *more)
+        partial(written.base.make_kernel_ready(kernel_in(text), problem, *tensors, None, *more), *tensors, None, *sinks)
         for text, more in ((written.text, ()), (stamped.text, (stamps,)))
     )
     return plain, traced, lambda: summarise(stamps.tolist(), stamped.segments, stamped.roles, ID_BITS)

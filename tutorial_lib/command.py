@@ -114,10 +114,6 @@ def make_console(**settings):
         def on_broken_pipe(self):
             raise  # the BrokenPipeError that it is called for: ``as_command`` knows what to do
 
-        def render_str(self, text: str, **settings):
-            """Spelled out before columns are measured, so that they align."""
-            return super().render_str(streams.spelled(text, self.encoding), **settings)
-
     return Told(highlight=False, width=None if sys.stdout.isatty() else 160, **settings)
 
 

@@ -287,12 +287,13 @@ class Backward(Pass):
 
     def needed_bytes(self, problem, check):
         """Inputs, outputs, the float64 output that o comes from, and for the reference gradients and five scores."""
-        queries = problem.batch * problem.heads * problem.seq_len_q * problem.head_dim
-        keys = problem.batch * problem.kv_heads * problem.seq_len_kv * problem.head_dim
-        checking = 8 * (queries + 2 * keys) + 5 * reference.SCORE_BYTES if check else 0
+        queries, keys = problem.heads * problem.seq_len_q, problem.kv_heads * problem.seq_len_kv
+        both = problem.head_dim + problem.value_dim
+        gradients = 8 * problem.batch * (queries * problem.head_dim + keys * both)
+        checking = gradients + 5 * reference.SCORE_BYTES if check else 0
         if check and problem.sinks:  # PyTorch's gradients are those of the formula then, a head at a time, in float32
             checking += 5 * 4 * problem.batch * problem.seq_len_q * problem.seq_len_kv
-        return self.tensor_bytes(problem) + 8 * queries + checking
+        return self.tensor_bytes(problem) + 8 * problem.batch * queries * problem.value_dim + checking
 
 
 class Paged(Pass):

@@ -16,24 +16,9 @@ from tutorial_lib.problem import positive
 SCORE_BYTES = 1 << 29  # float64 scores held at once: half a GiB, so that S=16384 fits beside the inputs
 
 
-def attention_float64(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Attention in float64, a few query rows of one head at a time.
-
-    q ``[B, Hq, Sq, D]``, k ``[B, Hkv, Skv, D]``, v ``[B, Hkv, Skv, Dv]`` of any float dtype; returns float64
-    ``[B, Hq, Sq, Dv]`` on q's device. ``causal`` hides key ``j`` from query ``i`` where ``j > i``; ``window``,
-    ``softcap`` and ``sinks`` ``[Hq]`` of any float dtype are as in ``Problem``. A query that sees no finite score gets
-    0 where its head has a finite sink, and NaN elsewhere.
-    """
-    return attention_and_lse_float64(q, k, v, causal, scale, window, softcap, sinks)[0]
+def attention_float64(*given, **more) -> torch.Tensor:
+    """The output of ``attention_and_lse_float64``, which takes the same arguments."""
+    return attention_and_lse_float64(*given, **more)[0]
 
 
 def attention_and_lse_float64(
@@ -46,9 +31,13 @@ def attention_and_lse_float64(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``attention_float64``, and the log-sum-exp of the scaled scores ``[B, Hq, Sq]``, natural logarithm.
+    """Attention in float64, a few query rows of one head at a time: (o, lse).
 
-    With sinks that is of a row's scores and its head's sink.
+    q ``[B, Hq, Sq, D]``, k ``[B, Hkv, Skv, D]``, v ``[B, Hkv, Skv, Dv]`` of any float dtype; o is ``[B, Hq, Sq, Dv]``
+    in float64 on q's device. ``causal`` hides key ``j`` from query ``i`` where ``j > i``; ``window``, ``softcap`` and
+    ``sinks`` ``[Hq]`` of any float dtype are as in ``Problem``. A query that sees no finite score gets 0 where its head
+    has a finite sink, and NaN elsewhere. lse ``[B, Hq, Sq]`` is the natural logarithm of the sum of exp(score) over a
+    row and, with sinks, its head's sink.
     """
     import torch
 

@@ -1,59 +1,17 @@
 """Standard output and error, however a command is started: closed, in an encoding without «×», with a reader that left.
 
+What an encoding lacks comes out as a question mark.
+
 A command asks for this once, by ``command.as_command``; nothing that prints has to think of it.
 """
 
 from __future__ import annotations
 
-import codecs
 import io
 import os
 import sys
-import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-
-SPELLED = {
-    **{"×": "x", "·": "*", "–": "-", "—": "-", "−": "-", "±": "+-", "≈": "~", "≤": "<=", "≥": ">=", "→": "->"},
-    **{"←": "<-", "«": '"', "»": '"', "“": '"', "”": '"', "‘": "'", "’": "'", "µ": "u", "μ": "u", "°": "o"},
-    **{"…": ".", "²": "^2", "³": "^3"},  # one dot: where a table is cut there is room for one character
-}
-ERRORS = "tutorial_lib.spelled"  # the name by which codecs know ``_spell``
-
-
-def spelled(text: str, encoding: str) -> str:
-    """The text as it comes out in an encoding.
-
-    What that lacks is written in ASCII: as ``SPELLED`` says, lines of boxes as - | +, letters without accents, else ?.
-    """
-    return text.encode(encoding, ERRORS).decode(encoding, "surrogateescape")
-
-
-def _in_ascii(character: str) -> str:
-    if character in SPELLED:
-        return SPELLED[character]
-    name = unicodedata.name(character, "")
-    if name.startswith("BOX DRAWINGS"):
-        across, down = ("HORIZONTAL" in name, "VERTICAL" in name)
-        return "+" if across == down else "-" if across else "|"
-    if name.endswith(("BLOCK", "SHADE")):
-        return "#"
-    if name.startswith("BRAILLE"):  # what turns while one waits
-        return "*"
-    return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode() or "?"
-
-
-def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
-    """What is written in place of the first character that an encoding lacks, and where to go on."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    character = error.object[error.start]
-    if "\udc80" <= character <= "\udcff":  # a byte of a file's name that Python could not decode: as it came
-        return bytes([ord(character) - 0xDC00]), error.start + 1
-    return _in_ascii(character), error.start + 1
-
-
-codecs.register_error(ERRORS, _spell)
 
 
 @contextmanager
@@ -64,7 +22,7 @@ def made_safe() -> Iterator[None]:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             before[stream] = stream.errors
-            stream.reconfigure(errors=ERRORS)
+            stream.reconfigure(errors="replace")
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import ClassVar, Literal
 
 import cuda.tile as ct
@@ -138,25 +138,27 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
         device, scale = tensors[0].device, problem.effective_scale
         step = self.configured(problem, target_of(device))
         rows = grid(problem, ROWS)
-        of_rows = (_prepare if step.prepared else _row_sums)(step.variant(problem, ROWS))
+        prepared, adds = step.prepared, step.adds
+        of_rows = (_prepare if prepared else _row_sums)(step.variant(problem, ROWS))
         of_rows = runner(rows, of_rows, SMALL, device)
         blocks, _, shape = step.kernel("keys", problem)
         keys = runner(blocks, function, shape, device)
-        if step.adds:
+        if adds:
             scaled = runner(rows, _scaled(step.variant(problem, ROWS)), SMALL, device)
         else:
             queries = runner(*step.kernel("queries", problem), device)
+        place = partial(torch.empty_like, memory_format=torch.contiguous_format)
 
         def launch(q, k, v, o, lse, do, out):
-            dq, dk, dv = out or tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-            row_sum = torch.empty(q.shape[:-1], dtype=torch.float32, device=device)
-            if step.prepared:
-                given, lse = lse, torch.empty_like(row_sum)
+            dq, dk, dv = out or (place(q), place(k), place(v))
+            row_sum = place(lse)  # ``like`` costs the host less than a shape and a dtype
+            if prepared:
+                given, lse = lse, place(lse)
                 of_rows(o, do, given, row_sum, lse)
             else:
                 of_rows(o, do, row_sum)
-            if step.adds:
-                sums = torch.zeros(q.shape, dtype=torch.float32, device=device)
+            if adds:
+                sums = torch.zeros_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
                 keys(q, k, v, do, lse, row_sum, sums, dk, dv, scale)
                 scaled(sums, dq, scale)
             else:

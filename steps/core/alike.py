@@ -5,14 +5,13 @@ from collections.abc import Callable
 from steps.core.tensors import ALIGNED
 
 
-def like(q, k, v) -> Callable[..., bool]:
-    """``is_like(q, k, v)``: whether others have these tensors' type, dispatch keys, dtype, device, shape and strides.
+def like(*tensors) -> Callable[..., bool]:
+    """``is_like(*others)``: whether others have these tensors' type, dispatch keys, dtype, device, shape and strides.
 
     And whether the same modes are on. It is PyTorch's own guard of compiled programs, one call into C++ where
     ``kind_of`` takes many. What it does not know is never alike: a tensor that comes twice, and what is not
     ``aligned``. Where a version of PyTorch has no such guard, nothing is.
     """
-    tensors = q, k, v
     try:
         from torch._C._dynamo.guards import TensorGuards
 
@@ -29,7 +28,9 @@ def never(*_) -> bool:
     return False
 
 
-def aligned(q, k, v) -> bool:
+def aligned(*tensors) -> bool:
     """Whether all have memory, which begins where TMA takes it."""
-    a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    return not (a | b | c) % ALIGNED and 0 not in (a, b, c)
+    for x in tensors:  # noqa: SIM110  # ``all`` costs the host more
+        if (x.data_ptr() or 1) % ALIGNED:
+            return False
+    return True

@@ -4,8 +4,8 @@ It is a PyTorch operator, ``torch.ops.fmha_tutorial.attention``: ``torch.compile
 and CUDA graphs capture it. Where gradients or the log-sum-exp are wanted it is another, ``attention_with_lse``, which
 autograd knows the backward pass of, ``gradients``. A program that runs eagerly goes past the operators, as the
 dispatcher's way to Python costs more than the launches: without gradients straight to the kernel, and with them by one
-node of autograd's graph, ``_EagerAttention``. Whatever no step computes, or none is recorded to compute as fast, and
-PyTorch's own does not know, ``tutorial_lib.blockwise`` does.
+node of autograd's graph, ``_EagerAttention`` or ``_EagerWithMore``. Whatever no step computes, or none is recorded to
+compute as fast, and PyTorch's own does not know, ``tutorial_lib.blockwise`` does.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from steps.core.alike import aligned, like, never
 from steps.core.asked import CU_SEQLENS, Asked, asked_of, check_sizes, for_steps, has_more, problem_of, refuse, scoring
 from steps.core.choice import best
-from steps.core.gradients import kind_of_gradients
 from steps.core.ladder import get_step
 from steps.core.launch import Launch, Launches, kind_of
 from steps.core.problems import standard
@@ -44,10 +43,15 @@ from tutorial_lib.problem import Problem, check_window, flag, number, positive
 
 BLOCKWISE = object()  # in a step's place: ``tutorial_lib.blockwise``
 modes, transformed = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active  # of torch.func
+_must_repeat = torch._C._get_deterministic_algorithms  # whether the same call must give the same bits
 MOST_HEAD_DIM = 256  # of a kernel with gradients
+ASKED = (  # ``Asked``, as PyTorch writes it
+    "bool causal=False, float? scale=None, int? window=None, int? right=None, float? softcap=None, "
+    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? sinks=None"
+)
+GIVEN = f"Tensor q, Tensor k, Tensor v, {ASKED}"
 
 _launches = Launches()
-_computed_by = Launches()
 _trainings = Launches()
 
 
@@ -109,59 +113,68 @@ def attention(
         check_window(window, causal)
     if torch.compiler.is_compiling():
         return _in_graph(q, k, v, Asked(causal, scale, window))
-    if modes() or transformed() or forward_ad._current_level >= 0:  # somebody looks at operators as they are called
+    if modes() or transformed() or forward_ad._current_level >= 0:  # ``watched``, for less of the host
         return _watched(q, k, v, Asked(causal, scale, window))
-    last, with_graph, kind = _launches.last, False, None
+    last, called = _launches.last, (causal, scale, window, _must_repeat())
     try:
-        if last is None or last.asked != (causal, scale, window) or not (last.is_like(q, k, v) and aligned(q, k, v)):
+        known = last is not None and last.called == called and last.is_like(q, k, v) and aligned(q, k, v)
+        if not known:
             with_graph = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
-            kind = None if with_graph else (kind_of(q, k, v, causal, scale, None), window)
+            kind = _kind(q, k, v, Asked(causal, scale, window), False, with_graph)
     except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
-        return _unusual(q, k, v, causal, scale, window)
-    if with_graph:
-        if window is not None:
-            return _with_more(q, k, v, Asked(causal, scale, window), False)
-        return _with_graph(q, k, v, causal, scale)
-    if kind is None:  # as the last call
-        return last.launch(q, k, v, None)
-    ready = _launches.find(kind)
-    if ready is None:
-        if not (is_plain(q) and is_plain(k) and is_plain(v)):
-            return _unusual(q, k, v, causal, scale, window)
-        ready = _made_ready(kind, q, k, v, causal, scale, window)
-    return _known_at_once(ready, kind, q, k, v).launch(q, k, v, None)
+        return _with_more(q, k, v, Asked(causal, scale, window), False)
+    return (last if known else _looked_up(kind, q, k, v, Asked(causal, scale, window))).launch(q, k, v, None)
 
 
 class Ready(NamedTuple):
-    """What was made ready for a kind of call, and a short way to know another of its kind: ``like``."""
+    """What was made ready for a kind of call, and a short way to know another of its kind: ``like``.
+
+    called: (causal, scale, window, whether bits must repeat).
+    """
 
     launch: Launch
-    asked: tuple  # (causal, scale, window)
+    called: tuple
     is_like: Callable[..., bool]
 
 
-def _known_at_once(ready: Ready, kind: tuple, q, k, v) -> Ready:
+def _kind(q, k, v, asked: Asked, return_lse: bool, with_graph: bool) -> tuple:
+    """All that a launch may depend on; raises as ``kind_of``."""
+    more = (x if x is None else (x.shape, x.dtype, x.device) for x in asked[-3:])
+    return kind_of(q, k, v, *asked[:2], None), *asked[2:5], *more, return_lse, with_graph, _must_repeat()
+
+
+def _looked_up(kind: tuple, q, k, v, asked: Asked) -> Ready:
     """What is ready for this kind of call, which the next one will be compared with before it is looked up."""
-    if ready is _launches.last and ready.is_like is not never:  # and was not known, so other modes are on
+    ready = _launches.find(kind)
+    if ready is None:
+        if not (is_plain(q) and is_plain(k) and is_plain(v)):
+            return Ready(lambda q, k, v, _: _with_more(q, k, v, asked, False), (), never)
+        ready = _made_ready(kind, q, k, v, asked, False)
+    elif ready is _launches.last and ready.is_like is not never:  # and was not known, so other modes are on
         ready = ready._replace(is_like=like(q, k, v))
         _launches.keep(kind, ready)
     _launches.last = ready
     return ready
 
 
+def watched() -> bool:
+    """Whether somebody looks at operators as they are called."""
+    return modes() or transformed() or forward_ad._current_level >= 0
+
+
 def _with_more(q, k, v, asked: Asked, return_lse: bool):
     """With arguments beside causal and scale. Raises ValueError naming what is wrong."""
     if torch.compiler.is_compiling():
         return _in_graph(q, k, v, asked, return_lse)
-    if modes() or transformed() or forward_ad._current_level >= 0:
+    if watched():
         return _watched(q, k, v, asked, return_lse)
     for name, x in _tensors(q, k, v, asked).items():
         if isinstance(x, torch.Tensor) and has_own_dispatch(x):
             return _dispatched(name, x, q, k, v, asked, return_lse)
-    if torch.is_grad_enabled() and _wants_gradients(q, k, v, asked.sinks):
+    if _wants_gradients(q, k, v, asked.sinks):
         q, k, v, asked = _plain(q, k, v, asked)
         check_sizes(q, k, v, asked)
-        return _differentiable(q, k, v, asked, return_lse)
+        return _differentiable(q, k, v, asked, return_lse, _EagerWithMore.apply)
     return computed(q, k, v, asked, return_lse)
 
 
@@ -197,23 +210,9 @@ def _in_graph(q, k, v, asked: Asked, return_lse: bool = False):
 
 
 def _by_operators(q, k, v, asked: Asked, return_lse: bool, wants_gradients: bool):
-    if torch.is_grad_enabled() and wants_gradients:
+    if wants_gradients:
         return _differentiable(q, k, v, asked, return_lse)
     return (attention_with_lse if return_lse else operator)(q, k, v, *asked)
-
-
-def _unusual(q, k, v, causal: bool, scale: float | None, window: int | None = None):
-    """Tensors that are not their memory: written out, given to PyTorch's dispatcher, or refused by name."""
-    if window is not None:
-        return _with_more(q, k, v, Asked(causal, scale, window), False)
-    tensors = {"q": q, "k": k, "v": v}
-    for name, x in tensors.items():
-        if isinstance(x, torch.Tensor) and has_own_dispatch(x):
-            return _dispatched(name, x, q, k, v, Asked(causal, scale))
-    q, k, v = plain(**tensors)
-    Problem.of(q, k, v, causal, scale)
-    kind = kind_of(q, k, v, causal, scale, None), None
-    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale)).launch(q, k, v, None)
 
 
 def _dispatched(name: str, x, q, k, v, asked: Asked, return_lse: bool = False):
@@ -224,32 +223,10 @@ def _dispatched(name: str, x, q, k, v, asked: Asked, return_lse: bool = False):
         raise ValueError(f"{name} must be a tensor that takes new operators, got a {type(x).__name__}") from error
 
 
-@torch.library.custom_op("fmha_tutorial::attention", mutates_args=())
-def operator(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int | None = None,
-    right: int | None = None,
-    softcap: float | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """``attention`` as PyTorch's dispatcher calls it; ``Asked`` says what the arguments behind v mean."""
-    asked = Asked(causal, scale, window, right, softcap, cu_seqlens_q, cu_seqlens_k, sinks)
-    if has_more(asked):
-        return computed(q, k, v, asked, False)
-    refuse_tangents(q=q, k=k, v=v)
-    q, k, v = plain(q=q, k=k, v=v)
-    try:
-        kind = kind_of(q, k, v, causal, scale, None), None
-    except AttributeError:  # no tensors
-        Problem.of(q, k, v, causal, scale)
-        raise
-    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale)).launch(q, k, v, None)
+@torch.library.custom_op("fmha_tutorial::attention", mutates_args=(), schema=f"({GIVEN}) -> Tensor")
+def operator(q, k, v, *asked):
+    """``attention`` as PyTorch's dispatcher calls it."""
+    return computed(q, k, v, Asked(*asked), False)
 
 
 @operator.register_fake
@@ -263,26 +240,57 @@ def computed(q, k, v, asked: Asked, return_lse: bool):
     refuse_tangents(**_tensors(q, k, v, asked))
     q, k, v, asked = _plain(q, k, v, asked)
     try:
-        like = (x if x is None else (x.shape, x.dtype, x.device) for x in asked[-3:])
-        kind = kind_of(q, k, v, *asked[:2], None), *asked[2:5], *like, return_lse
+        kind = _kind(q, k, v, asked, return_lse, False)
     except AttributeError:  # no tensors
         problem_of(q, k, v, asked)
         raise
-    step = _computed_by.find(kind)
-    if step is None:
-        step = _step_for(q, k, v, asked, return_lse)
-        _computed_by.keep(kind, step)
-    q, k, v = (x.detach() for x in (q, k, v))
-    if step is BLOCKWISE:
-        o, lse = _by_blocks(blockwise.forward, q, k, v, asked)
-        return (o, lse) if return_lse else o
-    if has_long_strides(q, k, v) or rows_overlap(q, k, v):
+    ready = _launches.find(kind) or _made_ready(kind, q, k, v, asked, return_lse)
+    return ready.launch(q, k, v, None, *(x for x in asked[-3:] if x is not None))
+
+
+def _made_ready(kind: tuple, q, k, v, asked: Asked, return_lse: bool) -> Ready:
+    *_, with_graph, repeats = kind
+    launch = _with_graph(q, k, v, asked) if with_graph else _without_graph(q, k, v, asked, return_lse)
+    ready = Ready(launch, (*asked[:3], repeats), like(q, k, v))
+    _launches.keep(kind, ready)
+    return ready
+
+
+def _without_graph(q, k, v, asked: Asked, return_lse: bool) -> Launch:
+    """``launch(q, k, v, None, *tensors)`` of the step that is chosen, or a tile at a time; tensors: those of ``asked``.
+
+    Raises ValueError for what is wrong.
+    """
+    step, numbers = _step_for(q, k, v, asked, return_lse), asked[:5]
+    names = [name for name in (*CU_SEQLENS, "sinks") if getattr(asked, name) is not None]
+    far = has_long_strides(q, k, v) or rows_overlap(q, k, v)  # which not every step takes, nor PyTorch
+    if far:
         q, k, v = (x.contiguous() for x in (q, k, v))
-    asked = asked._replace(sinks=None if asked.sinks is None else asked.sinks.detach())
-    names = ("window", "softcap", *CU_SEQLENS, "sinks")
-    more = {name: x for name in names if (x := getattr(asked, name)) is not None}
-    made = step.attention(q, k, v, asked.causal, asked.scale, **more, **({"return_lse": True} if return_lse else {}))
-    return made if return_lse else made.contiguous()
+    how = {"return_lse": return_lse, "window": asked.window, "softcap": asked.softcap}
+    if step is BLOCKWISE:
+
+        def launch(q, k, v, _, *tensors):
+            o, lse = _by_blocks(blockwise.forward, q, k, v, Asked(*numbers, **dict(zip(names, tensors))))
+            return (o, lse) if return_lse else o
+
+    elif names:
+
+        @torch.no_grad()
+        def launch(q, k, v, _, *tensors):
+            return step.attention(q, k, v, *numbers[:2], **how, **dict(zip(names, tensors)))
+
+    else:
+        launch = step.ready(q, k, v, *numbers[:2], **how)
+
+    def from_contiguous(q, k, v, *others):
+        return launch(q.contiguous(), k.contiguous(), v.contiguous(), *others)
+
+    def contiguous(*given):
+        return launched(*given).contiguous()
+
+    launched = from_contiguous if far else launch
+    pytorchs = step is not BLOCKWISE and step.backend == "torch"  # its output may lie otherwise
+    return contiguous if pytorchs else launched
 
 
 def _step_for(q, k, v, asked: Asked, return_lse: bool) -> Step | object:
@@ -319,18 +327,29 @@ class Training(NamedTuple):
     backward: Step
 
 
-class Passes(NamedTuple):
-    """Both passes of a kind of call that runs eagerly.
+class Passes:
+    """Both passes of a kind of call that runs eagerly, by steps.
 
-    forward: ``launch(q, k, v, None)`` returns (o, lse). repeats: whether ``backward`` was chosen to give the same bits
-    every time.
+    forward: ``launch(q, k, v, None)`` returns (o, lse). repeats: whether the backward step was chosen to give the same
+    bits every time.
     """
 
-    forward: Launch
-    backward: Step
-    causal: bool
-    scale: float | None
-    repeats: bool
+    def __init__(self, q, k, v, causal: bool, scale: float | None, repeats: bool):
+        both = training(Problem.of(q, k, v, causal, scale), target_of(q.device), repeats)
+        self.forward = both.forward.ready(q, k, v, causal, scale, return_lse=True)
+        self.step, self.asked, self.repeats = both.backward, (causal, scale), repeats
+        self._last: tuple[Launch | None, Callable] = None, never
+
+    def backward(self, tensors: tuple) -> Launch | None:
+        """``launch(*tensors, None)`` for (q, k, v, o, lse, do); None where one of them is not ``plain``."""
+        launch, is_like = self._last
+        if is_like(*tensors) and aligned(*tensors):
+            return launch
+        if not all(map(is_plain, tensors)):
+            return None
+        launch = self.step.ready(*tensors, *self.asked)
+        self._last = launch, like(*tensors)
+        return launch
 
 
 class _EagerAttention(torch.autograd.Function):
@@ -348,51 +367,28 @@ class _EagerAttention(torch.autograd.Function):
     def backward(ctx, do):
         if do is None:
             return None, None, None, None
-        _, backward, causal, scale, repeats = ctx.passes
-        tensors = (*ctx.saved_tensors, do.contiguous())
-        looked_on = torch.compiler.is_compiling() or modes() or transformed() or forward_ad._current_level >= 0
-        past = not (looked_on or torch.is_grad_enabled()) and repeats == _must_repeat()
-        if not past or (kind := kind_of_gradients(tensors, causal, scale)) is None:
-            return *gradients(*tensors, causal, scale)[:3], None
-        launch = backward.launches.find(kind) or backward.ready(*tensors, causal, scale)
-        return *launch(*tensors, None), None
+        passes, tensors = ctx.passes, (*ctx.saved_tensors, do.contiguous())
+        if not _backward_watched() and passes.repeats == _must_repeat() and (launch := passes.backward(tensors)):
+            return *launch(*tensors, None), None
+        return *gradients(*tensors, *passes.asked)[:3], None
 
 
-def _with_graph(q, k, v, causal: bool, scale: float | None):
-    """Eagerly, for autograd; raises ValueError naming what is wrong."""
-    repeats = _must_repeat()
-    try:
-        kind = kind_of(q, k, v, causal, scale, None), None, repeats
-        ready = _launches.find(kind)
-    except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
-        ready = None
-    if ready is None:
-        if any(isinstance(x, torch.Tensor) and has_own_dispatch(x) for x in (q, k, v)):
-            return _unusual(q, k, v, causal, scale)
-        q, k, v = plain(q=q, k=k, v=v)
-        launch = _both_passes(q, k, v, causal, scale, repeats)
-        kind = kind_of(q, k, v, causal, scale, None), None, repeats
-        ready = Ready(launch, (causal, scale, None), like(q, k, v))
-        _launches.keep(kind, ready)
-    return _known_at_once(ready, kind, q, k, v).launch(q, k, v, None)
+def _backward_watched() -> bool:
+    """Whether somebody looks at the operators of a backward pass, or wants gradients of it."""
+    return torch.is_grad_enabled() or torch.compiler.is_compiling() or watched()
 
 
-def _both_passes(q, k, v, causal: bool, scale: float | None, repeats: bool) -> Launch:
-    """``launch(q, k, v, None)`` returns o, which autograd knows the backward pass of."""
-    problem, passes = Problem.of(q, k, v, causal, scale), None  # tells what is wrong
-    if _trained(q, k, v, Asked(causal, scale), repeats):
-        forward, backward = training(problem, target_of(q.device), repeats)
-        passes = Passes(forward.ready(q, k, v, causal, scale, return_lse=True), backward, causal, scale, repeats)
-
-    def launch(q, k, v, _):
-        if repeats != _must_repeat():  # since the call before
-            return _with_graph(q, k, v, causal, scale)
-        return _EagerAttention.apply(q, k, v, passes) if passes else _differentiable(q, k, v, Asked(causal, scale))
-
-    return launch
+def _with_graph(q, k, v, asked: Asked) -> Launch:
+    """``launch(q, k, v, None)`` returns o, which autograd knows the backward pass of; raises ValueError."""
+    problem_of(q, k, v, asked)  # tells what is wrong
+    if not _trained(q, k, v, asked, _must_repeat()):
+        return lambda q, k, v, _: _differentiable(q, k, v, asked, by=_EagerWithMore.apply)
+    passes = Passes(q, k, v, *asked[:2], _must_repeat())
+    return lambda q, k, v, _: _EagerAttention.apply(q, k, v, passes)
 
 
-def _differentiable(q, k, v, asked: Asked, return_lse: bool = False):
+def _differentiable(q, k, v, asked: Asked, return_lse: bool = False, by: Callable | None = None):
+    """o or (o, lse), of which autograd knows the gradients; by: what takes the operator's place."""
     compiling, inside = torch.compiler.is_compiling(), transformed()
     if compiling and inside and (return_lse or has_more(asked)):
         raise ValueError(
@@ -404,7 +400,7 @@ def _differentiable(q, k, v, asked: Asked, return_lse: bool = False):
         # right.
         with sdpa_kernel(SDPBackend.MATH) if inside and not compiling and is_mapped() else nullcontext():
             return _by_pytorch(q, k, v, *asked[:2])
-    o, lse = (_Transformed.apply if inside else attention_with_lse)(q, k, v, *asked)
+    o, lse = (_Transformed.apply if inside else by or attention_with_lse)(q, k, v, *asked)
     return (o, lse) if return_lse else o
 
 
@@ -417,7 +413,7 @@ def _sdpa_is_better(q, k, v, asked: Asked, traced: bool) -> bool:
         return True
     if q.shape[-1] != v.shape[-1]:
         return q.is_cuda and q.shape[1] == k.shape[1] and not (q.shape[-1] % PIECE or v.shape[-1] % PIECE)
-    return not _trained(q, k, v, asked, _must_repeat())
+    return not _trained(q, k, v, asked, torch.are_deterministic_algorithms_enabled())  # which torch.compile knows
 
 
 def _trained(q, k, v, asked: Asked, repeats: bool) -> bool:
@@ -439,11 +435,6 @@ def _a_number(head_dim: int) -> int:
         if head_dim == known:
             return known
     return 0  # one that no kernel with gradients takes
-
-
-def _must_repeat() -> bool:
-    """Whether the same call must give the same bits."""
-    return torch.are_deterministic_algorithms_enabled()
 
 
 @torch.compiler.assume_constant_result
@@ -480,27 +471,19 @@ def _best(problem: Problem, target: str, direction: str, repeats: bool):
     return best(problem, target, _recorded(direction), direction, among)
 
 
-@torch.library.custom_op("fmha_tutorial::attention_with_lse", mutates_args=())
-def attention_with_lse(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int | None = None,
-    right: int | None = None,
-    softcap: float | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, lse) for a backward pass, by the fastest recorded step; ``Asked`` says what the arguments behind v mean."""
-    asked, repeats = Asked(causal, scale, window, right, softcap, cu_seqlens_q, cu_seqlens_k, sinks), _must_repeat()
+def _attention_with_lse(q, k, v, *asked):
+    """(o, lse) for a backward pass, by the fastest recorded step."""
+    asked, repeats = Asked(*asked), _must_repeat()
     if not _trained(q, k, v, asked, repeats):
         return computed(q, k, v, asked, True)
     q, k, v = (x.detach() for x in plain(q=q, k=k, v=v))
-    step = training(Problem.of(q, k, v, causal, scale), target_of(q.device), repeats).forward
-    return step.attention(q, k, v, causal, scale, return_lse=True)
+    step = training(Problem.of(q, k, v, *asked[:2]), target_of(q.device), repeats).forward
+    return step.attention(q, k, v, *asked[:2], return_lse=True)
+
+
+attention_with_lse = torch.library.custom_op(
+    "fmha_tutorial::attention_with_lse", _attention_with_lse, mutates_args=(), schema=f"({GIVEN}) -> (Tensor, Tensor)"
+)
 
 
 @attention_with_lse.register_fake
@@ -510,24 +493,10 @@ def _(q, k, v, *asked):
     return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(rows, dtype=torch.float32)
 
 
-@torch.library.custom_op("fmha_tutorial::gradients", mutates_args=())
-def gradients(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    do: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-    window: int | None = None,
-    right: int | None = None,
-    softcap: float | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    dlse: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _gradients(
+    q, k, v, o, lse, do, causal=False, scale=None, window=None, right=None, softcap=None, cu_seqlens_q=None,
+    cu_seqlens_k=None, sinks=None, dlse=None,
+):  # fmt: skip
     """(dq, dk, dv, dsinks), contiguous, of what ``attention_with_lse`` returned; dsinks is empty without sinks.
 
     By the step that goes with it; with a gradient of lse, and where there is no step, a tile of queries at a time.
@@ -542,12 +511,21 @@ def gradients(
     return *made, q.new_empty(0) if dsinks is None else dsinks
 
 
+gradients = torch.library.custom_op(
+    "fmha_tutorial::gradients",
+    _gradients,
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, {ASKED}, Tensor? dlse=None) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+)
+
+
 @gradients.register_fake
 def _(q, k, v, o, lse, do, *asked):
     for name, x in (("k", k), ("v", v), ("o", o), ("lse", lse), ("do", do)):
         if x.device != q.device:  # one tensor on meta brings a real call here, too
             raise ValueError(f"{name} must be on q's device ({q.device}), got {x.device}")
-    sinks = Asked(*asked[:-1]).sinks
+    sinks = Asked(*asked[: len(Asked())]).sinks  # whoever calls may leave out what has its default
     dsinks = q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsinks
 
@@ -579,6 +557,18 @@ def _refuse_second(*_):
 # By its name, as it is looked up at each call.
 attention_with_lse.register_autograd(_backward_by(lambda *given: gradients(*given)), setup_context=_keep)
 gradients.register_autograd(_refuse_second)
+
+
+class _EagerWithMore(torch.autograd.Function):
+    """``attention_with_lse`` past PyTorch's dispatcher, whose way to Python costs more than the launches."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, *asked):
+        made = _attention_with_lse(q, k, v, *asked)
+        _keep(ctx, (q, k, v, *asked), made)
+        return made
+
+    backward = staticmethod(_backward_by(lambda *given: (gradients if _backward_watched() else _gradients)(*given)))
 
 
 class _Transformed(torch.autograd.Function):
@@ -664,32 +654,5 @@ def _recorded(direction: str) -> tuple:
     return tuple(recorded_runs(RESULTS, direction))
 
 
-def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None, window: int | None = None) -> Ready:
-    asked = Asked(causal, scale, window)
-    if window is None:
-        step = chosen(Problem.of(q, k, v, causal, scale), target_of(q.device))
-    else:
-        step = _step_for(q, k, v, asked, False)
-    is_like = like(q, k, v)
-    far = has_long_strides(q, k, v) or rows_overlap(q, k, v)  # which not every step takes, nor PyTorch
-    if far:
-        q, k, v = (x.contiguous() for x in (q, k, v))
-    if step is BLOCKWISE:
-        ready = lambda q, k, v, _: _by_blocks(blockwise.forward, q, k, v, asked)[0]
-    else:
-        ready = step.ready(q, k, v, causal, scale, window=window)
-
-    def from_contiguous(q, k, v, out):
-        return ready(q.contiguous(), k.contiguous(), v.contiguous(), out)
-
-    def contiguous(q, k, v, out):
-        return ready(q, k, v, out).contiguous()
-
-    launch = contiguous if step is BLOCKWISE or step.backend == "torch" else ready  # PyTorch's output may lie otherwise
-    made = Ready(from_contiguous if far else launch, (causal, scale, window), is_like)
-    _launches.keep(kind, made)
-    return made
-
-
 def _wants_gradients(*tensors) -> bool:
-    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)

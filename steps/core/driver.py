@@ -13,7 +13,6 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from operator import methodcaller
 from typing import Any
 
 FORMATS = {  # Triton's names of types, as ``struct`` packs them
@@ -25,7 +24,6 @@ SPECIAL = ("global_scratch_size", "profile_scratch_size", "launch_pdl", "launch_
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 PIECES_ALIGNED = 512  # bytes: as PyTorch aligns what it hands out
 KEPT = 128  # calls that a launcher remembers: by the addresses of its tensors, which an allocator hands out again
-ADDRESS = methodcaller("data_ptr")
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the GPU yet
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
@@ -127,7 +125,7 @@ def launcher(
         nonlocal calls
         if memory is not None:
             tensors = *tensors, memory.empty()
-        where = (stream_of(index), *map(ADDRESS, tensors))
+        where = (stream_of(index), *[x.data_ptr() for x in tensors])
         if (found := calls.get(where)) is None:
             if len(calls) >= KEPT:
                 calls = {}

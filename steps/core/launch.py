@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tutorial_lib.problem import Problem
 
 Launch = Callable[..., "torch.Tensor"]  # (q, k, v, out) -> o, for calls of one kind
+LAST = ("LSE", "begins_q", "begins_k", "sequences", "Sinks")  # parameters of a kernel, behind its constants
 KEPT = 256  # kinds of calls that a step remembers; a program with more lengths than that begins anew
 
 MAKING_READY = threading.RLock()  # one at a time: compilers and their caches are not made for several threads

@@ -23,6 +23,11 @@ def standard(
     )
 
 
+def unnamed(step) -> dict:
+    """The soft cap and the sinks of what a step is for, which commands that run it on the CPU have no option for."""
+    return {name: getattr(step.default_problem, name) for name in ("softcap", "sinks")}
+
+
 HEADLINE = standard(causal=True)
 FULL = standard()
 

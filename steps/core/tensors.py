@@ -23,8 +23,11 @@ def _plain_types() -> set[type]:
 
 
 def is_plain(x) -> bool:
-    """Whether ``x`` is a tensor whose memory holds its numbers. Raises RuntimeError for a tensor of a tracer."""
-    return type(x) in (PLAIN or _plain_types()) and not x.is_neg() and not x.is_nested and x.data_ptr() != 0
+    """Whether ``x`` is a tensor whose memory holds its numbers."""
+    try:
+        return type(x) in (PLAIN or _plain_types()) and not x.is_neg() and not x.is_nested and x.data_ptr() != 0
+    except RuntimeError:  # as of a tracer's
+        return False
 
 
 def kind(x) -> tuple:
@@ -43,11 +46,8 @@ def plain(**tensors) -> list:
 
     Raises ValueError naming the tensor that cannot be had so.
     """
-    try:
-        if all(map(is_plain, tensors.values())):
-            return list(tensors.values())
-    except RuntimeError:  # it has no memory: told below
-        pass
+    if all(map(is_plain, tensors.values())):
+        return list(tensors.values())
     return [_written_out(name, x) for name, x in tensors.items()]
 
 
@@ -91,11 +91,8 @@ def check_out(name: str, out, like, width: int | None = None) -> None:
         raise ValueError(f"{wanted}, got {type(out).__name__}")
     if (out.shape, out.dtype, out.device) != (shape, like.dtype, like.device):
         raise ValueError(f"{wanted}, got {tuple(out.shape)}, {out.dtype} on {out.device}")
-    try:
-        if is_plain(out) and not _overlaps_itself(out):
-            return
-    except RuntimeError:  # no memory
-        pass
+    if is_plain(out) and not _overlaps_itself(out):
+        return
     raise ValueError(f"{wanted}, each number in memory of its own, got strides {tuple(out.stride())}, {type(out)}")
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from steps.core.driver import places_like
 from steps.core.fused import FusedStep, grid, tiles_visited, too_long_to_simulate
-from steps.core.launch import each_stream, empty_lse, gluon_launcher
+from steps.core.launch import LAST, each_stream, empty_lse, gluon_launcher
 from steps.core.order import NATURAL, Order
 from steps.core.work import Work, places
 from steps.gluon.tensors import contiguous_copy, shapes
@@ -183,7 +183,7 @@ def last_arguments(kernel, problem: Problem, lse, *more) -> tuple[list[int], lis
     names += ["Sinks"] if problem.sinks else []
     tensors = dict(zip(names, more if lse is None else (lse, *more), strict=True))
     given = tensors if problem.lengths is None else tensors | {"sequences": len(problem.lengths)}
-    last = [name for name in ("LSE", "begins_q", "begins_k", "sequences", "Sinks") if name in kernel.arg_names]
+    last = [name for name in LAST if name in kernel.arg_names]
     while last and last[-1] not in given:
         last.pop()
     return [last.index(name) for name in names], [given.get(name) for name in last]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from steps.core.launch import LAST
+
 WAITS = {"wait": "wait", "warpgroup_mma_wait": "product", "store_wait": "store", "wait_group": "wait"}
 ID_BITS = 6  # of a stamp, for its segment: the clock is in the bits above
 STAMP = f'''
@@ -62,7 +64,8 @@ class _Stamping:
             self._enter(name)
         for name in sorted(self.inside):
             self._stamp_function(self.functions[name], is_root=name in roots)
-        entry.args.args.append(ast.arg("trace"))
+        behind = sum(parameter.arg in LAST for parameter in entry.args.args)
+        entry.args.args.insert(len(entry.args.args) - behind, ast.arg("trace"))
         if dealt:
             for n, (function, call) in enumerate(dealt):
                 call.elts += [ast.Name("trace"), ast.Constant(n)]

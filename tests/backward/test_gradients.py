@@ -187,6 +187,11 @@ def test_what_a_pass_costs():
     held = sum(x.numel() * x.element_size() for x in (*inputs, *inputs[:3]))
     assert BACKWARD.tensor_bytes(small) == BACKWARD.least_bytes(small) == held
     assert BACKWARD.needed_bytes(small, check=True) > BACKWARD.needed_bytes(small, check=False) > held
+    narrow = replace(small, head_dim_v=16)
+    sizes = [x.numel() for x in BACKWARD.inputs(narrow, 0)[:4]]  # q, k, v and o
+    for check, exact in ((False, sizes[3:]), (True, sizes)):  # in float64: o, and to check dq, dk and dv
+        scores = 5 * reference.SCORE_BYTES if check else 0
+        assert BACKWARD.needed_bytes(narrow, check) == BACKWARD.tensor_bytes(narrow) + 8 * sum(exact) + scores
 
 
 @sampled(core=lambda arch: arch == "sm_90")  # the others have fewer facts to hold

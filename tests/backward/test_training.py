@@ -164,6 +164,20 @@ def test_the_steps_of_a_kind_of_call_are_chosen_once(pair, monkeypatch):
 
 
 @LADDER
+def test_a_training_call_as_the_last_goes_straight_to_both_launches(pair, monkeypatch):
+    inputs = leaves(SHORT)
+    do = torch.randn_like(inputs[0])
+    expected = gradients_of(steps.attention, inputs, do)
+    for owner, name in ((front, "kind_of"), (type(pair.backward), "ready")):
+        monkeypatch.setattr(owner, name, lambda *_: pytest.fail("looked up"))
+    for mine, its in zip(gradients_of(steps.attention, inputs, do), expected, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
+    less_aligned = torch.randn(do.numel() + 1, dtype=do.dtype)[1:].view_as(do)
+    with pytest.raises(pytest.fail.Exception, match="looked up"):
+        gradients_of(steps.attention, inputs, less_aligned)
+
+
+@LADDER
 @pytest.mark.parametrize("way", ["a mode", "vmap", "bits must repeat from here on"])
 def test_who_looks_on_at_the_backward_pass_alone_sees_the_operator(pair, way, asked, monkeypatch):
     inputs = leaves(SHORT)

@@ -2,12 +2,14 @@
 
 import dataclasses
 import itertools
+import operator
 import statistics
 
 import pytest
 
 import steps
 from steps import Unsupported
+from steps.core import cost
 from steps.core.choice import best
 from steps.core.cost import Model
 from steps.core.ladder import owner_of, part_of
@@ -132,26 +134,69 @@ def test_records_that_are_left_out_are_answered_as_fast_as_they_say():
     assert statistics.geometric_mean(longer) < 1.03 and sorted(longer)[len(longer) // 2] < 1.01, longer
 
 
+# Made-up costs of steps, in microseconds, for what ``Work.counts`` counts.
+COSTS = {
+    "exp2": (4.0, 0.2, 0.6, 0.0, 0.0, 0.2),
+    "occupancy": (2.0, 0.4, 0.4, 0.0, 0.0, 0.4),
+    "swizzle": (6.0, 0.2, 0.4, 0.0, 0.0, 0.2),
+}
+LENGTHS = ((1, 512), (1, 4096), (2, 2048), (4, 1000), (16, 700), (8, 8192))  # with how many sequences each is recorded
+
+
+def self_attention(batch: int, length: int, causal: bool = True, **more) -> Problem:
+    return dataclasses.replace(H100, batch=batch, seq_len_q=length, seq_len_kv=length, causal=causal, **more)
+
+
+def microseconds(name: str, problem: Problem) -> float:
+    """Three for the launch, and what was made up."""
+    return 3.0 + sum(map(operator.mul, COSTS[name], steps.get_step(name).work(problem, "sm_90").counts(problem)))
+
+
+def model_of(times_as_long=lambda name, problem: 1.0) -> Model:
+    """The model of records on ``LENGTHS``, in which steps take that many times what was made up."""
+    run = recorded(H100.slug)
+    m, made = run.measurement("exp2"), []
+    for (batch, length), causal in itertools.product(LENGTHS, (False, True)):
+        problem, timed = self_attention(batch, length, causal), []
+        for name in COSTS:
+            us = 3.0 + times_as_long(name, problem) * (microseconds(name, problem) - 3.0)
+            latency = m.latency_ms.model_copy(update={"median": us / 1000})
+            timed.append(m.model_copy(update={"name": name, "latency_ms": latency}))
+        made.append(run.model_copy(update={"problem": problem.as_dict(), "steps": timed, "inside": []}))
+    return Model(made)
+
+
+def times_as_expected(model: Model, problem: Problem) -> float:
+    """How many times as long as made up exp2 should take."""
+    return 1e6 * model.estimate("exp2", problem, "sm_90").seconds / microseconds("exp2", problem)
+
+
 def test_the_model_finds_costs_that_were_made_up():
-    """Times that are exactly as the model takes them to be, on new problems, too."""
-    run, costs = recorded(H100.slug), (2e-3, 1e-4, 3e-4, 0.0, 0.0, 1e-4)
+    """Times that are exactly as the model takes them to be, on new problems, too, however long or short."""
+    model = model_of()
+    assert model.factors == pytest.approx([1.0] * len(model.factors), rel=0.02)  # nothing is left to a whole problem
+    for problem in (self_attention(3, 3000), self_attention(16, 750), self_attention(1, 65536)):
+        assert times_as_expected(model, problem) == pytest.approx(1, rel=0.02)
+    assert times_as_expected(model, self_attention(1, 64, heads=1, kv_heads=1)) == pytest.approx(1, rel=0.05)
 
-    def times(step, problem) -> float:
-        return 3e-3 + 1e3 * sum(a * b for a, b in zip(costs, step.work(problem, "sm_90").counts(problem)))
 
-    step, m = steps.get_step("exp2"), run.measurement("exp2")
-    problems = [
-        dataclasses.replace(H100, batch=batch, seq_len_q=length, seq_len_kv=length, causal=causal)
-        for batch, length in ((1, 512), (1, 4096), (2, 2048), (4, 1000), (16, 700), (8, 8192))
-        for causal in (False, True)
-    ]
-    made = []
-    for problem in problems:
-        latency = m.latency_ms.model_copy(update={"median": times(step, problem)})
-        timed = m.model_copy(update={"latency_ms": latency})
-        made.append(run.model_copy(update={"problem": problem.as_dict(), "steps": [timed], "inside": []}))
-    asked = dataclasses.replace(H100, batch=3, seq_len_q=3000, seq_len_kv=3000)
-    assert 1e3 * Model(made).estimate("exp2", asked, "sm_90").seconds == pytest.approx(times(step, asked), rel=0.02)
+def test_records_are_heard_near_them_and_not_far_away():
+    """One step alone takes 0.7 times as long at one length."""
+    model = model_of(lambda name, problem: 0.7 if (name, problem.seq_len_q) == ("exp2", 700) else 1.0)
+    assert times_as_expected(model, self_attention(16, 750)) == pytest.approx(0.77, abs=0.04)
+    assert times_as_expected(model, self_attention(3, 3000)) == pytest.approx(1, abs=0.03)
+
+
+def test_costs_are_fitted_until_another_round_changes_little_and_no_longer(monkeypatch):
+    """Under the causal mask all steps take 1.5 times as long, which the first round takes for costs of theirs."""
+
+    def found(rounds: int) -> float:
+        monkeypatch.setattr(cost, "ROUNDS", rounds)
+        model = model_of(lambda name, problem: 1.5 if problem.causal else 1.0)
+        return times_as_expected(model, self_attention(1, 64, heads=1, kv_heads=1))
+
+    before, now, after = map(found, range(cost.ROUNDS - 1, cost.ROUNDS + 2))
+    assert abs(now / before - 1) > 0.001 and abs(after / now - 1) < 0.01
 
 
 def test_work_is_that_of_the_place_which_ends_last():

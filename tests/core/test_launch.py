@@ -197,10 +197,11 @@ def test_a_call_as_the_last_is_known_at_once_and_no_other_is_taken_for_it(uses, 
             assert torch.equal(steps.attention(*given), expected)
             assert torch.equal(steps.attention(*given, **asked), step.attention(*given, **asked))
     steps.attention(*given)
-    monkeypatch.setattr(front, "kind_of", lambda *_: pytest.fail("looked up"))
-    assert torch.equal(steps.attention(*(x.clone() for x in given)), expected)
-    with pytest.raises(pytest.fail.Exception, match="looked up"):
-        steps.attention(*of_many_kinds(*given)["elsewhere in memory"])  # less aligned: the same in all else
+    with monkeypatch.context() as patch:
+        patch.setattr(front, "kind_of", lambda *_: pytest.fail("looked up"))
+        assert torch.equal(steps.attention(*(x.clone() for x in given)), expected)
+        with pytest.raises(pytest.fail.Exception, match="looked up"):
+            steps.attention(*of_many_kinds(*given)["elsewhere in memory"])  # less aligned: the same in all else
     with pytest.raises(ValueError, match=r"k must be a torch\.Tensor"):
         steps.attention(given[0], None, given[2])
 

@@ -1,10 +1,14 @@
 """Stamps inside a kernel: it computes the same with them, and they tell what its roles did, in order."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from steps import STEPS as LADDER
 from steps import get_step
+from steps.core.problems import unnamed
+from steps.trace import main as trace_main
 from steps.trace import simulate
 from steps.writing.stamps import ID_BITS, STAMP, Segment, with_stamps
 from steps.writing.written import kernel_in, write_step
@@ -26,6 +30,7 @@ STEPS = [
     "epilogue_overlap",
     "pv_wait_after_max",
     "kv_multicast",
+    "attention_sinks",
 ]
 GLUON = [step for step in LADDER if step.backend in ("gluon", "hopper")]
 SHAPE = problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=300, head_dim=128)
@@ -34,13 +39,14 @@ SHAPE = problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=300, head_dim=128)
 def run_with_stamps(name: str, blocks: int = 3, stamps: int = 200):
     """(the stamped kernel, what it wrote [block][role][n], its output, the step's own) on the simulator."""
     step = get_step(name)
-    written = write_step(step, SHAPE)
+    shape = replace(SHAPE, **unnamed(step))
+    written = write_step(step, shape)
     stamped = with_stamps(written.text, blocks, stamps)
-    q, k, v = FORWARD.inputs(SHAPE, 0)
+    q, k, v, *sinks = inputs = FORWARD.inputs(shape, 0)
     trace = torch.full((blocks + 1, len(stamped.roles), stamps), -1, dtype=torch.int64)  # a block that is not traced
-    launch = written.base.make_kernel_ready(kernel_in(stamped.text), SHAPE, q, k, v, None, trace)
-    o = launch(q, k, v, None)
-    return stamped, trace.tolist(), o, step.attention(q, k, v, SHAPE.causal)
+    launch = written.base.make_kernel_ready(kernel_in(stamped.text), shape, q, k, v, None, trace)
+    o = launch(q, k, v, None, *sinks)
+    return stamped, trace.tolist(), o, FORWARD.call(step, shape, inputs)[0]
 
 
 def test_a_wait_inside_a_function_for_one_of_several_barriers_is_told_by_its_name():
@@ -76,6 +82,13 @@ def test_roles_tell_of_the_waits_that_their_source_has():
     assert any(mine[n : n + 5] == iteration for n in range(len(mine)))
     producers = {label for role, kind, label, _, _ in events if role == "produce 2" and kind == "wait"}
     assert producers == {"wait for query_empty", "wait for key_empty", "wait for value_empty"}
+
+
+def test_a_step_is_traced_with_its_sinks(capsys):
+    """Without a GPU: the problem that is asked for, and the simulator."""
+    assert simulate(get_step("attention_sinks"), replace(SHAPE, sinks=True)).blocks > 0
+    assert trace_main(["attention_sinks"]) == 2
+    assert "sinks is recorded" in capsys.readouterr().err
 
 
 def test_more_stamps_than_there_is_room_for_are_left_out():

@@ -8,7 +8,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from steps import get_step
+from steps import get_step, simulate
 from steps.core.ladder import kernels_of
 from steps.core.order import processors
 from steps.core.problems import HEADLINE
@@ -259,6 +259,20 @@ def test_the_command_says_what_it_found(capsys, tmp_path):
     assert "deadlock: block" in out and "produce 2 waits for barriers.value_empty[0] with parity 0" in out
     assert main(["producer", "--sites"]) == 0
     assert "mbarrier.wait(barriers.value_empty.index(stage), used)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "softcap", "sinks"),
+    [("attention_sinks", None, True), ("hopper_soft_cap", 50.0, False), ("producer", None, False)],
+)
+def test_a_step_is_run_with_the_soft_cap_and_the_sinks_that_it_is_for(name, softcap, sinks, tmp_path):
+    _, problem = simulate.asked(simulate.make_parser().parse_args([name]))
+    assert (problem.softcap, problem.sinks) == (softcap, sinks)
+    step, problem = simulate.asked(simulate.make_parser().parse_args([name, "--sites"]))  # written out
+    path = tmp_path / "mine.py"
+    path.write_text(step.text, encoding="utf-8")
+    _, problem = simulate.asked(simulate.make_parser().parse_args([str(path)]))
+    assert (problem.softcap, problem.sinks) == (softcap, sinks)
 
 
 def test_a_measured_timeline_stands_below_the_simulated_one(capsys, tmp_path):
