@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
 from tutorial_lib.compiled import Compiled, from_fields
 from tutorial_lib.compiler import AMD_ARCHITECTURES, CUTILE_ARCHITECTURES, CompilerError, keep, read_kept
-from tutorial_lib.problem import Problem
+from tutorial_lib.problem import SHORT_DTYPES, Problem
 
 if TYPE_CHECKING:
     from steps.core.step import Step
@@ -42,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seq-len", type=whole_number, default=4096, metavar="N", help=own)
     parser.add_argument("--seq-len-kv", type=whole_number, metavar="N", help="(as --seq-len)")
     parser.add_argument("--head-dim", type=whole_number, default=128, metavar="N", help="(128)")
-    parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"), help="(float16)")
+    parser.add_argument("--dtype", default="float16", choices=tuple(SHORT_DTYPES), help="(float16)")
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="(on)")
     pages = "of a step that reads pages: its own problem, with pages of so many keys"
     parser.add_argument("--page-size", type=whole_number, metavar="N", help=pages)

@@ -32,7 +32,7 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import NO_GPU, describe_machine, describe_versions, gpu_turn, has_gpu, why_no_gpu
 from tutorial_lib.needs import left_out
 from tutorial_lib.passes import pass_of
-from tutorial_lib.problem import Problem
+from tutorial_lib.problem import FP8, Problem
 from tutorial_lib.records import recorded_traces
 from tutorial_lib.results import Measurement, Run, compilers, of_one_machine
 from tutorial_lib.simulator.breaking import without
@@ -392,14 +392,14 @@ class Lesson:
             seq_len_q=min(self.problem.seq_len_q, CHECKED_LENGTH),
             seq_len_kv=CHECKED_LENGTH,
         )
-        rows = [
-            [p.describe(), *_accuracy(self.step, p, self.on_gpu)] for p in dict.fromkeys((*CHECKED, like_this, *also))
-        ]
+        everywhere = [dataclasses.replace(p, dtype=FP8) for p in CHECKED] if self.problem.fp8 else CHECKED
+        asked = dict.fromkeys((*everywhere, like_this, *also))
+        rows = [[p.describe(), *_accuracy(self.step, p, self.on_gpu)] for p in asked]
         by = {"torch": "by PyTorch", "cutile": "in the interpreter"}.get(self.step.backend, "on the simulator")
-        where = "on this GPU" if self.on_gpu else f"{by}, on the CPU"
+        where, whose = "on this GPU" if self.on_gpu else f"{by}, on the CPU", pass_of(self.step).measure
         return Page(
-            f"Run {where}; correct means an error of at most twice SDPA's plus one rounding step:",
-            table(["problem", "largest error", "SDPA's", "correct"], rows),
+            f"Run {where}; correct means an error of at most twice {whose} plus one rounding step:",
+            table(["problem", "largest error", whose, "correct"], rows),
         )
 
     @cached_property

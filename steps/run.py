@@ -24,6 +24,7 @@ from tutorial_lib import needs, worker
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
 from tutorial_lib.naming import unknown
+from tutorial_lib.problem import FP8, SHORT_DTYPES
 from tutorial_lib.worker import Ended
 
 GPU_DEFAULTS = {"batch": 4, "heads": 32}
@@ -82,8 +83,8 @@ def make_parser() -> argparse.ArgumentParser:
     problem.add_argument("--heads", help="query heads (32; on the CPU 2, or twice --kv-heads)", **number)
     problem.add_argument("--kv-heads", help="key and value heads, must divide --heads (as many)", **number)
     problem.add_argument("--head-dim", nargs="+", default=[128], help="head dimension, one or several (128)", **number)
-    dtypes = ("float16", "bfloat16")
-    problem.add_argument("--dtype", nargs="+", default=["float16"], choices=dtypes, help="one or several (float16)")
+    dtypes = f"one or several (float16); {FP8}, alone, measures the steps for inputs in fp8"
+    problem.add_argument("--dtype", nargs="+", default=["float16"], choices=tuple(SHORT_DTYPES), help=dtypes)
     mask = "causal mask (on, but for --seq-len-q without --page-size)"
     problem.add_argument("--causal", action=argparse.BooleanOptionalAction, help=mask)
     window = "sliding window: a query sees itself and the N - 1 keys before it"
@@ -282,6 +283,8 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
         raise BadRequest(f"argument --head-dim: must be one of {known} ({PADDING}), got {unknown[0]}")
 
     masks = [name for name in ("window", "softcap", "lengths") if getattr(options, name)]
+    if FP8 in options.dtype and options.parallel is not None:
+        raise BadRequest(f"argument --dtype: {FP8} is for one GPU; no step over several takes it")
     if options.sinks and options.parallel is not None:
         raise BadRequest("argument --sinks: is for one GPU; no step over several takes them")
     if masks and (options.direction == "backward" or options.parallel is not None):
@@ -343,6 +346,12 @@ def direction_of(options: argparse.Namespace) -> str:
     from steps.core.grids import GRIDS
 
     pages = GRIDS[options.grid].problems[0].page_size if options.grid else options.page_size
+    if FP8 in options.dtype:
+        if {*options.dtype} != {FP8} or options.direction == "backward" or pages:
+            raise BadRequest(
+                f"argument --dtype: {FP8} goes alone, for attention on one GPU, without pages or gradients"
+            )
+        return "fp8"
     if pages and options.direction == "backward":
         raise BadRequest(f"argument --{'grid' if options.grid else 'page-size'}: goes without --direction backward")
     return "paged" if pages else options.direction

@@ -24,6 +24,7 @@ from tutorial_lib.command import (
     parser_of,
     whole_number,
 )
+from tutorial_lib.problem import FP8, SHORT_DTYPES
 
 SIMULATED = ("gluon", "hopper", "blackwell", "triton", "cdna")  # kernels in Gluon, and one in Triton
 RAGGED, EVEN = 300, 512  # lengths, of tiles that are not all full, and of full ones
@@ -40,7 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seq-len", help=length, **number)
     parser.add_argument("--seq-len-kv", help="key and value length (as --seq-len)", **number)
     parser.add_argument("--head-dim", default=128, help="(128; a file has its own, dtype, mask, heads)", **number)
-    parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"), help="(float16)")
+    parser.add_argument("--dtype", choices=tuple(SHORT_DTYPES), help=f"(float16; of steps in fp8 {FP8})")
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
     parser.add_argument("--window", help="sliding window: a query sees itself and the N - 1 keys before it", **number)
     parser.add_argument("--without", metavar="TEXT", help="take out the one synchronisation that holds this text")
@@ -120,6 +121,7 @@ def _problem(options: argparse.Namespace, step):
     if not isinstance(step, WrittenStep):
         kind = {name: getattr(options, name) for name in ("heads", "kv_heads", "head_dim", "dtype", "causal", "window")}
         kind |= unnamed(step)
+        kind["dtype"] = options.dtype or (FP8 if "fp8" in step.takes else "float16")
         return of(RAGGED)
     its = step.written_for
     kind = {name: getattr(its, name) for name in ("head_dim", "dtype", "causal", "window", "softcap", "sinks")}
@@ -176,7 +178,8 @@ def simulate(console, step, problem, seeds: Sequence[int | None], inputs: int, t
     else:
         took = time.perf_counter() - began
         schedules = "one schedule" if len(seeds) == 1 else f"{len(seeds)} schedules"
-        console.print(f"Correct: an error of {accuracy.max_error:.0e}, SDPA's is {accuracy.reference_error:.0e}.")
+        whose, found, theirs = examination.kind.measure, accuracy.max_error, accuracy.reference_error
+        console.print(f"Correct: an error of {found:.0e}, {whose} is {theirs:.0e}.")
         console.print(f"No race, no missing fence, no deadlock under {schedules}, in {took:.1f} s.")
         console.print(_busy(first), soft_wrap=True)
         if first.counts:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tutorial_lib import accuracy, paging, reference
+from tutorial_lib import accuracy, paging, quantize, reference
 from tutorial_lib.packing import Packing, as_batch, as_packed, remembered, split
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, masks
 
@@ -29,6 +30,7 @@ class Pass(ABC):
     name: str
     title: str  # of what is computed, for reports
     baseline: str  # the step that every speedup is one over: PyTorch's own
+    measure = "SDPA's"  # whose error ``yardstick`` gives
     products: int  # matrix products that the formulas take, each of 2 operations a query-key pair and head dimension
 
     @abstractmethod
@@ -366,8 +368,67 @@ class Paged(Pass):
         return self.tensor_bytes(problem) + BYTES_PER_ELEMENT * elements + checking
 
 
-FORWARD, BACKWARD, PAGED = Forward(), Backward(), Paged()
-PASSES: dict[str, Pass] = {kind.name: kind for kind in (FORWARD, BACKWARD, PAGED)}
+class Quantized(Forward):
+    """q, k and v in e4m3, and their scales, float32 ``[batch, kv_heads]`` -> o, as q in bfloat16.
+
+    The reference is of the quantised inputs: what quantising loses is not a kernel's. A kernel may have twice the error
+    of ``reference.fp8_attention``, which rounds the weights as hardware does.
+    """
+
+    name = "fp8"
+    title = "Attention in fp8"
+    baseline = "fp8_dequantized"
+    measure = "that of float32 with weights in e4m3"
+
+    def inputs(self, problem, seed, device="cpu"):
+        """Those of the forward pass in bfloat16, quantised with a scale for each sequence and kv head."""
+        tensors = super().inputs(replace(problem, dtype="bfloat16"), seed, device)
+        scales = tuple(quantize.scale_of_heads(x, problem.kv_heads) for x in tensors)
+        return *map(quantize.quantize, tensors, scales), *scales
+
+    @staticmethod
+    def scales(inputs: Tensors) -> dict:
+        """The scales, by the names of their arguments."""
+        return dict(zip(("q_scale", "k_scale", "v_scale"), inputs[3:], strict=True))
+
+    def poisoned(self, inputs):
+        import torch
+
+        return (torch.full(inputs[0].shape, float("nan"), dtype=torch.bfloat16, device=inputs[0].device),)
+
+    def call(self, step, problem, inputs, outputs=None):
+        out, how = outputs[0] if outputs else None, {"causal": problem.causal, "scale": problem.scale}
+        return (step.attention(*inputs[:3], **how, out=out, **self.scales(inputs)),)
+
+    def make_ready(self, step, problem, inputs, outputs):
+        step.ready(*inputs, causal=problem.causal, scale=problem.scale, out=outputs[0])
+
+    def reference(self, problem, inputs):
+        import torch
+
+        exact = (quantize.dequantize(x, scale, torch.float64) for x, scale in zip(inputs[:3], inputs[3:]))
+        return (reference.attention_float64(*exact, problem.causal, problem.scale),)
+
+    def yardstick(self, problem, inputs, exact):
+        own = reference.fp8_attention(*inputs[:3], inputs[3:], problem.causal, problem.scale)
+        return (accuracy.max_error(own, exact[0]),)
+
+    @staticmethod
+    def _bytes(problem: Problem, keys: int) -> int:
+        queries = problem.batch * problem.heads * problem.seq_len_q * problem.head_dim
+        scales = 3 * 4 * problem.batch * problem.kv_heads
+        return (
+            queries * (1 + BYTES_PER_ELEMENT) + 2 * problem.batch * problem.kv_heads * keys * problem.head_dim + scales
+        )
+
+    def needed_bytes(self, problem, check):
+        """As the forward pass; inputs are there in bfloat16 and float32, and for the reference in float64."""
+        elements = (problem.heads * problem.seq_len_q + 2 * problem.kv_heads * problem.seq_len_kv) * problem.head_dim
+        return super().needed_bytes(problem, check) + problem.batch * elements * (2 + (8 if check else 4))
+
+
+FORWARD, BACKWARD, PAGED, QUANTIZED = Forward(), Backward(), Paged(), Quantized()
+PASSES: dict[str, Pass] = {kind.name: kind for kind in (FORWARD, BACKWARD, PAGED, QUANTIZED)}
 
 
 def pass_of(step) -> Pass:

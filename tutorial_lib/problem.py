@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float16", "bfloat16")
-SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+FP8 = "float8_e4m3fn"  # 4 bits of exponent, 3 of mantissa, no infinity
+SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", FP8: "fp8"}
 LARGEST = 2.3e38  # of a scale or a soft cap: times log2(e) it is still a float32
-BYTES_PER_ELEMENT = 2  # both dtypes have 16 bits
+BYTES_PER_ELEMENT = 2  # both of DTYPES have 16 bits
 
 # What a problem may ask for beside plain attention: its field, and what that is called. A step names what it takes.
 FEATURES = {
@@ -25,6 +26,7 @@ FEATURES = {
     "page_size": "pages of keys and values",
     "sinks": "attention sinks",
     "head_dim_v": "values of another width than keys",
+    "fp8": "inputs in fp8",
 }
 
 
@@ -53,6 +55,8 @@ class Problem:
 
     ``head_dim_v``: the width of v and o where that is not ``head_dim``, as in DeepSeek's latent attention (192 for
     queries and keys, 128 for values; https://arxiv.org/abs/2405.04434).
+
+    ``dtype`` "float8_e4m3fn": what the pass "fp8" of ``tutorial_lib.passes`` computes.
 
     ``page_size``: K and V lie in pages of so many keys, which a table finds: what the pass "paged" of
     ``tutorial_lib.passes`` computes. Sequences then differ in length, ``seq_len_kv`` is that of the longest, and the
@@ -89,8 +93,8 @@ class Problem:
                 check_count(name, value)
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads ({self.heads}), got {self.kv_heads}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if self.dtype not in SHORT_DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(SHORT_DTYPES)}, got {self.dtype!r}")
         object.__setattr__(self, "causal", flag("causal", self.causal))
         for name in ("scale", "softcap"):
             if (value := getattr(self, name)) is not None:
@@ -158,10 +162,12 @@ class Problem:
         v: torch.Tensor,
         causal: bool = False,
         scale: float | None = None,
+        dtypes: tuple[str, ...] = DTYPES,
         **features,
     ) -> Problem:
         """The problem that these inputs pose; raises ValueError naming the argument that does not fit.
 
+        dtypes: that the inputs may have.
         features: the fields of that name. Tensors of packed sequences come as ``[1, heads, tokens, head_dim]``.
         """
         import torch
@@ -173,8 +179,8 @@ class Problem:
                 raise ValueError(
                     f"{name} must have 4 dimensions [batch, heads, seq_len, head_dim], got shape {tuple(tensor.shape)}"
                 )
-            if tensor.dtype not in (torch.float16, torch.bfloat16):
-                raise ValueError(f"{name} must be float16 or bfloat16, got {tensor.dtype}")
+            if tensor.dtype not in [getattr(torch, dtype) for dtype in dtypes]:
+                raise ValueError(f"{name} must be {' or '.join(dtypes)}, got {tensor.dtype}")
             if tensor.dtype != q.dtype:
                 raise ValueError(f"{name} must have q's dtype ({q.dtype}), got {tensor.dtype}")
             if tensor.device != q.device:
@@ -206,6 +212,11 @@ class Problem:
     def features(self) -> tuple[str, ...]:
         """What is asked for beside plain attention: keys of ``FEATURES``."""
         return tuple(name for name in FEATURES if getattr(self, name) not in (None, False))
+
+    @property
+    def fp8(self) -> bool:
+        """Whether inputs are in fp8."""
+        return self.dtype == FP8
 
     @property
     def pairs_of_lengths(self) -> tuple[tuple[int, int], ...]:

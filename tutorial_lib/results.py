@@ -273,7 +273,7 @@ class Run(Record, OnProblem):
     versions: dict[str, str]
     settings: dict
     problem: dict
-    direction: Literal["forward", "backward", "paged"] = "forward"
+    direction: Literal["forward", "backward", "paged", "fp8"] = "forward"
     ranks: int = 1
     steps: list[Measurement]
     inside: list[Measurement] = []
@@ -338,6 +338,7 @@ class Run(Record, OnProblem):
         """
         arch = ARCHITECTURES.get(self.machine.get("arch"))
         per_clock = ((arch and arch.tensor_flops) or 0) * self.machine.get("multiprocessors", 0)
+        per_clock *= 2 if self.the_problem().fp8 else 1
         if not per_clock or self.ceiling is None or self.ceiling.tflops is None:
             return 0
         most = SHARED * timing.CEILING_FLOPS / per_clock
@@ -600,7 +601,7 @@ def read_bare_run(path: Path) -> Run:
 
 def folder_name(slug: str, direction: str) -> str:
     """The name of the folder that a run on the problem of this slug is kept in."""
-    return slug if direction == "forward" else f"{slug}_{direction}"
+    return slug if direction in ("forward", "fp8") else f"{slug}_{direction}"  # a slug says its dtype
 
 
 def of_one_machine(runs: Sequence[Run]) -> list[Run]:

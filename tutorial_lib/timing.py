@@ -27,6 +27,7 @@ from itertools import pairwise
 
 from tutorial_lib.clock import Clock, ClockError, Stopwatch
 from tutorial_lib.hardware import GpuState, energy_joules, gpu_state
+from tutorial_lib.problem import FP8
 
 SAMPLE_MS = 40.0
 REST_MS = 150.0
@@ -285,9 +286,20 @@ def ceiling_call(dtype: str) -> Callable[[int], object]:
     """A large matrix product of this dtype: the most that the tensor cores give on this machine, today."""
     import torch
 
+    if dtype == FP8:
+        return _fp8_product()
     a, b = (torch.randn(CEILING_SIZE, CEILING_SIZE, dtype=getattr(torch, dtype), device="cuda") for _ in range(2))
     out = torch.empty_like(a)
     return lambda i: torch.mm(a, b, out=out)
+
+
+def _fp8_product() -> Callable[[int], object]:
+    """As ``ceiling_call``: to bfloat16, with scales of 1, and the tensor cores' own sums."""
+    import torch
+
+    a, b = (torch.randn(CEILING_SIZE, CEILING_SIZE, device="cuda").to(getattr(torch, FP8)) for _ in range(2))
+    one = torch.ones((), device="cuda")
+    return lambda i: torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
 def copy_call() -> Callable[[int], object]:

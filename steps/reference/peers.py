@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from steps.core.paged import TorchPaged
+from steps.core.quantized import TorchQuantized
 from steps.core.step import TorchStep
 from steps.reference.autograd import AutogradGradients
 from steps.reference.step001_naive import quadratic_bytes
@@ -73,6 +74,13 @@ class GradientPeer(_Elsewhere, AutogradGradients):
 @dataclass(frozen=True, kw_only=True)
 class PagedPeer(_Elsewhere, TorchPaged):
     """Somebody else's attention to keys in pages."""
+
+    backend: ClassVar[str] = "peer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedPeer(_Elsewhere, TorchQuantized):
+    """Somebody else's attention of inputs in fp8."""
 
     backend: ClassVar[str] = "peer"
 
@@ -210,6 +218,15 @@ def flash_attn_3(q, k, v, causal, scale, window=None, softcap=None):
     return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
 
 
+def flash_attn_3_fp8(q, k, v, causal, scale, scales, dtype):
+    from flash_attn_interface import flash_attn_func
+
+    descales = dict(zip(("q_descale", "k_descale", "v_descale"), scales))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    o = flash_attn_func(q, k, v, softmax_scale=scale, causal=causal, **descales)
+    return (o[0] if isinstance(o, tuple) else o).transpose(1, 2).to(dtype)  # it is in bfloat16
+
+
 def tilegym(q, k, v, causal, scale):
     from tilegym.ops import fmha
 
@@ -304,6 +321,20 @@ PAGED_PEERS = (
 )
 
 
+QUANTIZED_PEERS = (
+    QuantizedPeer(
+        name="flash_attn_3",
+        title="FlashAttention-3",
+        change="FlashAttention-3 with inputs in e4m3.",
+        function=flash_attn_3_fp8,
+        architectures=("sm_90",),
+        requires="flash_attn_interface",
+        install="pip install tokenspeed-fa3",
+        top_left=False,
+    ),
+)
+
+
 # Of the backward pass: a part of the large kernel's name.
 LARGE_KERNELS = {"sdpa_cudnn": "flash_bprop", "sdpa_flash": "flash_bwd_dq_dk_dv", "flash_attn_4": "flash_bwd_sm"}
 
@@ -314,6 +345,8 @@ def peers_of(direction: str) -> tuple:
         return PEERS
     if direction == "paged":
         return PAGED_PEERS
+    if direction == "fp8":
+        return QUANTIZED_PEERS
     return tuple(
         GradientPeer(
             name=peer.name,

@@ -30,9 +30,9 @@ def gpus_of(step) -> str:
 
 def steps_of_part(part) -> list:
     """All steps of a part, of every pass, by their numbers."""
-    from steps import GRADIENTS, PAGED, PARALLEL, STEPS
+    from steps import GRADIENTS, PAGED, PARALLEL, QUANTIZED, STEPS
 
-    found = (step for step in (*STEPS, *GRADIENTS, *PAGED, *PARALLEL) if step.number in part.numbers)
+    found = (step for step in (*STEPS, *GRADIENTS, *PAGED, *QUANTIZED, *PARALLEL) if step.number in part.numbers)
     return sorted(found, key=lambda step: step.number)
 
 

@@ -21,6 +21,7 @@ from steps.core.fused import FusedStep
 from steps.core.gradients import GradientStep
 from steps.core.ladder import ROOT, get_step
 from steps.core.paged import PagedStep
+from steps.core.quantized import QuantizedStep
 from steps.core.step import DEFAULT_ARCH, Step, Unsupported
 from steps.writing.flat import flatten
 from steps.writing.program import Program
@@ -180,7 +181,17 @@ class WrittenPaged(WrittenStep, PagedStep):
         return self.base.make_kernel_ready(kernel_in(self.text), problem, tensors, out)
 
 
-WRITTEN = {"forward": WrittenStep, "backward": WrittenGradients, "paged": WrittenPaged}
+@dataclass(frozen=True, kw_only=True)
+class WrittenQuantized(WrittenStep, QuantizedStep):
+    """As ``WrittenStep``, of a step whose inputs are in fp8."""
+
+    def make_ready(self, problem, tensors, out, dtype, return_lse=False):
+        if return_lse:
+            raise Unsupported(f"step {self.label}: its text was written out without the log-sum-exp")
+        return self.base.make_kernel_ready(kernel_in(self.text), problem, tensors, out, dtype)
+
+
+WRITTEN = {"forward": WrittenStep, "backward": WrittenGradients, "paged": WrittenPaged, "fp8": WrittenQuantized}
 
 
 def write_step(

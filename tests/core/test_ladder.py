@@ -2,7 +2,7 @@
 
 import pytest
 
-from steps import GRADIENTS, INSIDE, PAGED, PARALLEL, PARTS, STEPS, get_step
+from steps import GRADIENTS, INSIDE, PAGED, PARALLEL, PARTS, QUANTIZED, STEPS, get_step
 from steps.core import ladder
 from steps.core.ladder import module_file, owner_of, part_of, select
 from steps.core.recorded import recorded_runs
@@ -41,7 +41,7 @@ def test_a_step_stands_on_one_before_it():
 
 def test_steps_over_several_ranks_are_apart():
     """So that whoever measures or chooses among all steps of a pass has those of one device."""
-    assert not {*PARALLEL} & {*STEPS, *GRADIENTS, *PAGED}
+    assert not {*PARALLEL} & {*STEPS, *GRADIENTS, *PAGED, *QUANTIZED}
     assert select("parallel", None) == [step for step in PARALLEL if step.number] and select("ring") == [get_step(801)]
     backward = [step for step in PARALLEL if step.direction == "backward"]
     assert [step.forward for step in backward] == [step for step in PARALLEL if step.number]
@@ -130,5 +130,5 @@ def test_parts_do_not_overlap_and_every_step_is_in_one():
     assert len(set(numbers)) == len(numbers)
     with pytest.raises(ValueError, match="must be one of a part"):
         part_of(1000)
-    everybody = (*STEPS, *GRADIENTS, *PAGED, *PARALLEL)
+    everybody = (*STEPS, *GRADIENTS, *PAGED, *QUANTIZED, *PARALLEL)
     assert {part_of(owner_of(step).number).name for step in everybody} == {part.name for part in ladder.PARTS}

@@ -21,6 +21,7 @@ from tests.selection import ROOT, sampled
 from tutorial_lib.architectures import ARCHITECTURES, KIB, blocks_per_multiprocessor
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import BACKWARD, FORWARD
+from tutorial_lib.problem import FP8
 
 ALL = [rule for kernel in rules.rules().values() for rule in kernel]
 COMPILED = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -40,7 +41,8 @@ def compiled(kernel: str, problem, arch: str):
         name, own = OF_GRADIENTS[kernel]
         return get_step(name).configured(problem, arch).compile_one(own, problem, arch)
     names = {"attention": "approx_division", "searched": "autotuned", "hopper": "next_softmax_first"}
-    names |= {"hopper_together": "tma_reduce_add", "hopper_apart": "decoupled_warpgroups"}
+    names |= {"hopper_together": "tma_reduce_add", "hopper_apart": "decoupled_warpgroups", "fp8": "p_offset"}
+    problem = dataclasses.replace(problem, dtype=FP8) if kernel == "fp8" else problem
     return get_step(names[kernel]).compile(problem, arch)
 
 

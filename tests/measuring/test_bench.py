@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from steps.measuring import bench
-from steps.reference.peers import GradientPeer, PagedPeer, Peer
+from steps.reference.peers import GradientPeer, PagedPeer, Peer, QuantizedPeer
 from tests.shapes import problem
 from tutorial_lib.passes import PASSES
 
-PEERS = {"forward": Peer, "backward": GradientPeer, "paged": PagedPeer}
+PEERS = {"forward": Peer, "backward": GradientPeer, "paged": PagedPeer, "fp8": QuantizedPeer}
 
 
 @pytest.mark.parametrize("direction", PEERS)

@@ -4,13 +4,14 @@ import re
 
 import pytest
 
-from steps import GRADIENTS, PAGED, PARALLEL, STEPS, chapters, get_step
+from steps import GRADIENTS, PAGED, PARALLEL, QUANTIZED, STEPS, chapters, get_step
 from steps.core.ladder import owner_of, part_of
 from tutorial_lib import notebooks
 from tutorial_lib.course import TABLE, chapters_of, read_course
 
 SOURCES = notebooks.sources()
 SHARING = {
+    "fp8",
     "backward",
     "backward_hopper",
     "blackwell",
@@ -22,7 +23,7 @@ STEMS = {path.stem for path in SOURCES}
 HEADED = set().union(*(chapters.numbers_of(notebooks.heading(path)) for path in SOURCES))
 SHARED = [
     s
-    for s in (*STEPS, *GRADIENTS[1:], *PAGED, *PARALLEL)
+    for s in (*STEPS, *GRADIENTS[1:], *PAGED, *QUANTIZED, *PARALLEL)
     if part_of(owner_of(s).number).name in SHARING or (s.number in HEADED and f"{s.number:03}_{s.name}" not in STEMS)
 ]
 WITH_CHAPTERS = [step for step in STEPS[1:] if step not in SHARED]

@@ -395,7 +395,7 @@ def warpgroup_mma(
         held = plain(a).clone()
         if not (isinstance(a.layout, gl.DotOperandLayout) and a.layout.operand_index == 0):
             raise KernelError(at(f"the first factor of a product has layout {a.layout}"))
-    clocks = operations(a, b) / rate("wgmma")
+    clocks = operations(a, b) / rate("wgmma") * b.data.itemsize / 2  # half as many in 8 bits as in 16
     begin, end = block.units["tensor cores"].take(max(me.time, pipe.last_end), clocks)
     pipe.last_end = end
     block.draw("tensor cores", "wgmma", str(me), begin, end)

@@ -267,6 +267,19 @@ def unpacked(_, x: Tensor) -> Tensor:
 SEQUENCES[r"shl\.b32 \$0, \$2, 16; and\.b32 \$1, \$2, 0xffff0000;"] = unpacked
 
 
+def four_to_e4m3(_, *four: Tensor) -> Tensor:
+    """Float32 to the nearest of e4m3, and no further than its largest: four bytes of an int32, the lowest first."""
+    rounded = [plain(x).clamp(-448, 448).to(torch.float8_e4m3fn) for x in four]
+    state.spend("alu", 2 * rounded[0].numel())
+    return Tensor(torch.stack(rounded, -1).view(torch.int32).squeeze(-1), common(*four))
+
+
+PAIR_TO_E4M3 = r"cvt\.rn\.satfinite\.e4m3x2\.f32"
+SEQUENCES[rf"\{{.*{PAIR_TO_E4M3} low, \$2, \$1; {PAIR_TO_E4M3} high, \$4, \$3; mov\.b32 \$0, \{{low, high\}}; \}}"] = (
+    four_to_e4m3
+)
+
+
 def multiplied_by_vote(x: Tensor, factor: Tensor, rows: int, columns: int) -> Tensor:
     """x * factor in every block of rows and columns in which a factor is not 1; warps jump over the others.
 

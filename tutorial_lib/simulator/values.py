@@ -19,6 +19,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
     "fp64": torch.float64,
+    "fp8e4nv": torch.float8_e4m3fn,
     "int1": torch.bool,
     "int8": torch.int8,
     "int16": torch.int16,

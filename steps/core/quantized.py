@@ -1,0 +1,142 @@
+"""What a step is whose inputs are in fp8 (``tutorial_lib.quantize``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from steps.core.launch import Launch
+from steps.core.step import Step
+from steps.core.tensors import check_out, kind, plain, tell_autograd
+from tutorial_lib.problem import FP8, Problem, flag, number
+
+if TYPE_CHECKING:
+    import torch
+
+SCALES = ("q_scale", "k_scale", "v_scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedStep(Step):
+    """One way to compute attention of inputs in fp8.
+
+    ``make_ready`` gets q, k, v and their scales at once.
+    """
+
+    direction: ClassVar[str] = "fp8"
+    takes: ClassVar[tuple[str, ...]] = ("fp8",)
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if not problem.fp8:
+            return f"takes inputs in {FP8}, not in {problem.dtype}"
+        if problem.effective_scale <= 0:
+            return f"scale must be above 0, got {problem.scale}"
+        return super().unsupported(problem, target)
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool = False,
+        scale: float | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        return_lse: bool = False,
+        q_scale: torch.Tensor | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of ``q * q_scale``, ``k * k_scale`` and ``v * v_scale``.
+
+        q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]``, float8_e4m3fn, any strides, on a CUDA device or on the CPU
+        (the simulator). Scales: float32 ``[B, Hkv]``, above 0, each for a sequence and a kv head; that of q is for all
+        query heads of a group; None: 1. Nobody checks what they hold, as they are on the GPU. ``causal``, ``scale``,
+        which must be above 0, and ``return_lse`` are as in ``Step.attention``. Returns o ``[B, Hq, Sq, D]`` in
+        ``out_dtype``, float16 or bfloat16 (None: out's dtype, or bfloat16), written to ``out`` when that is given.
+
+        Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
+        """
+        import torch
+
+        q, k, v = plain(q=q, k=k, v=v)
+        self._refuse_derivatives(q=q, k=k, v=v, out=out)
+        given = [q_scale, k_scale, v_scale]
+        if None in given and getattr(k, "ndim", 0) == 4:
+            given = [torch.ones(k.shape[:2], device=k.device) if x is None else x for x in given]
+        tensors = (q, k, v, *plain(**dict(zip(SCALES, given))))
+        made = self.ready(*tensors, causal, scale, out, return_lse, out_dtype)(*tensors, out)
+        if out is not None:
+            tell_autograd(out)
+        return made
+
+    def ready(
+        self, q, k, v, q_scale, k_scale, v_scale, causal=False, scale=None, out=None, return_lse=False, out_dtype=None
+    ) -> Launch:
+        """``launch(q, k, v, q_scale, k_scale, v_scale, out)`` for calls of this kind, made ready at the first."""
+        causal, return_lse = flag("causal", causal), flag("return_lse", return_lse)
+        scale = None if scale is None else number("scale", scale)
+        tensors = (q, k, v, q_scale, k_scale, v_scale)
+        try:
+            what = (*map(kind, tensors), causal, scale, return_lse, out_dtype, None if out is None else kind(out))
+        except (AttributeError, TypeError, RuntimeError):  # no tensors: told below
+            what = None
+        return self.launches.find(what) or self._quantized_ready(
+            what, tensors, causal, scale, out, return_lse, out_dtype
+        )
+
+    def _quantized_ready(self, what, tensors: tuple, causal, scale, out, return_lse: bool, out_dtype) -> Launch:
+        import torch
+
+        problem = Problem.of(*tensors[:3], causal, scale, dtypes=(FP8,))
+        q = tensors[0]
+        for name, x in zip(SCALES, tensors[3:]):
+            check_scale(name, x, (problem.batch, problem.kv_heads), q.device)
+        dtype = out_dtype or getattr(out, "dtype", torch.bfloat16)
+        if dtype not in (torch.float16, torch.bfloat16):
+            raise ValueError(f"out_dtype must be torch.float16 or torch.bfloat16, got {dtype}")
+        if out is not None:
+            check_out("out", out, q.new_empty(1, dtype=dtype).expand(q.shape), problem.value_dim)
+        make = partial(self.make_ready, problem, tensors, out, dtype, return_lse)
+        return self.kept(what, problem, q.device, make)
+
+    def make_ready(self, problem: Problem, tensors: tuple, out, dtype: torch.dtype, return_lse: bool = False) -> Launch:
+        """``launch(q, k, v, q_scale, k_scale, v_scale, out)`` for tensors of the kind of these; returns o.
+
+        That is out or, where it is None, a new tensor in dtype; with return_lse (o, lse).
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchQuantized(QuantizedStep):
+    """Made of PyTorch calls: ``function(q, k, v, causal, scale, scales, out_dtype)`` returns o; it has no lse."""
+
+    function: Callable
+
+    backend: ClassVar[str] = "torch"
+
+    def make_ready(self, problem, tensors, out, dtype, return_lse=False):
+        if return_lse:
+            raise ValueError(f"return_lse must be False for step {self.label}, which has no log-sum-exp, got True")
+        function, causal, scale = self.function, problem.causal, problem.effective_scale
+
+        def launch(q, k, v, q_scale, k_scale, v_scale, out):
+            o = function(q, k, v, causal, scale, (q_scale, k_scale, v_scale), dtype)
+            return o if out is None else out.copy_(o)
+
+        return launch
+
+
+def check_scale(name: str, x, shape: tuple, device) -> None:
+    """Raises ValueError for what is no contiguous scale of this shape beside q."""
+    import torch
+
+    wanted = f"{name} must be a contiguous tensor {list(shape)} [batch, kv_heads], float32 on {device}"
+    if not isinstance(x, torch.Tensor):
+        raise ValueError(f"{wanted}, got {type(x).__name__}")
+    if (tuple(x.shape), x.dtype, x.device) != (shape, torch.float32, device) or not x.is_contiguous():
+        raise ValueError(f"{wanted}, got {tuple(x.shape)}, {x.dtype} on {x.device}, strides {x.stride()}")

@@ -1,0 +1,52 @@
+"""The kernel that writes V transposed: [batch, kv_head, head_dim, key], with the keys in an order of its own."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from steps.gluon import names  # noqa: F401
+
+KEYS = gl.constexpr(128)  # of a block
+WARPS = gl.constexpr(4)
+WIDE = gl.constexpr(16)  # elements that a lane loads and stores at once: 16 bytes
+
+
+@gluon.jit
+def key_in_order(place):
+    """Which key stands at a place in memory: as they come."""
+    return place
+
+
+@gluon.jit
+def key_at(place):
+    """Which key stands at a place in memory, so that ``steps.fp8.products.keep_fours`` meets it.
+
+    The places of 16 keys are counted as fours of halves of pairs; their keys as halves of fours of pairs.
+    """
+    pair = place % 2
+    half = place // 2 % 2
+    four = place // 4 % 4
+    return place - place % 16 + half * 8 + four * 2 + pair
+
+
+@gluon.jit(do_not_specialize=["seq_len_kv", "kv_heads"])
+def transpose(V, strides, Out, seq_len_kv, kv_heads, padded, head_dim, variant: gl.constexpr):
+    """A block turns ``KEYS`` keys of a head. padded: keys of a row of Out; behind seq_len_kv they are zeros."""
+    COLUMNS: gl.constexpr = variant.head_dim
+    IN: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 * WIDE // COLUMNS, COLUMNS // WIDE], [WARPS, 1], [1, 0])
+    OUT: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 * WIDE // KEYS, KEYS // WIDE], [WARPS, 1], [1, 0])
+    first = gl.program_id(0) * KEYS
+    head, batch = gl.program_id(1), gl.program_id(2).to(gl.int64)
+
+    key = variant.values.order(first + gl.arange(0, KEYS, gl.SliceLayout(1, IN)))[:, None]
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, IN))[None, :]
+    begin = V + (batch * strides[0] + head * strides[1] + first.to(gl.int64) * strides[2])
+    there = (key < seq_len_kv) & (column < head_dim)
+    value = gl.load(begin + ((key - first) * strides[2] + column * strides[3]), mask=there, other=0.0)
+
+    value = gl.convert_layout(value.permute((1, 0)), OUT)
+    row = gl.arange(0, COLUMNS, gl.SliceLayout(1, OUT))[:, None]
+    place = first + gl.arange(0, KEYS, gl.SliceLayout(0, OUT))[None, :]
+    begin = Out + (batch * kv_heads + head) * head_dim * padded
+    gl.store(begin + (row * padded + place), value, mask=(row < head_dim) & (place < padded))

@@ -1,0 +1,93 @@
+"""Quantisers to e4m3, and attention in float32 of what they give."""
+
+import pytest
+import torch
+
+from tutorial_lib import reference
+from tutorial_lib.passes import QUANTIZED
+from tutorial_lib.problem import Problem
+from tutorial_lib.quantize import LARGEST, dequantize, quantize, scale_of_heads, scale_of_tensor
+
+ALL = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)  # of which two are NaN
+NUMBERS = ALL[~ALL.float().isnan()].view(1, 1, -1, 1)
+PROBLEM = Problem(batch=2, heads=4, kv_heads=2, seq_len_q=70, seq_len_kv=90, head_dim=32, dtype="float8_e4m3fn")
+
+
+def test_what_e4m3_holds_comes_back_as_it_was():
+    assert NUMBERS.numel() == 254 and NUMBERS.float().max() == LARGEST
+    scale = torch.tensor([[0.25]])
+    exact = NUMBERS.double() * 0.25
+    assert torch.equal(quantize(exact, scale).view(torch.uint8), NUMBERS.view(torch.uint8))
+    assert torch.equal(dequantize(NUMBERS, scale, torch.float64), exact)
+    assert dequantize(NUMBERS, scale).dtype == torch.float32
+
+
+def test_a_number_is_rounded_to_one_of_its_two_neighbours_and_what_is_too_large_to_the_largest():
+    one = torch.ones(1, 1)
+    x = torch.empty(1, 1, 10000, 1).uniform_(-LARGEST, LARGEST) * torch.rand(1, 1, 10000, 1) ** 8
+    error = (dequantize(quantize(x, one), one) - x).abs()
+    assert (error <= (x.abs() / 16).clamp(min=2.0**-10)).all() and (error > x.abs() / 40).any()
+    far = torch.tensor([449.0, 1e6, -1e30]).view(1, 1, 3, 1)
+    assert dequantize(quantize(far, one), one).flatten().tolist() == [448.0, 448.0, -448.0]
+
+
+def test_a_scale_brings_the_largest_number_of_a_head_or_of_all_to_that_of_e4m3():
+    x = torch.randn(2, 4, 50, 16) * torch.tensor([1.0, 100.0, 0.01, 3.0])[None, :, None, None]
+    by_heads, by_tensor = scale_of_heads(x, 2), scale_of_tensor(x, 2)
+    assert by_heads.shape == by_tensor.shape == (2, 2) and by_tensor.is_contiguous()
+    torch.testing.assert_close(by_heads * LARGEST, x.abs().amax((2, 3)).view(2, 2, 2).amax(2))
+    torch.testing.assert_close(by_tensor * LARGEST, x.abs().max().expand(2, 2))
+    for scale in (by_heads, by_tensor):
+        assert quantize(x, scale).float().abs().max() == LARGEST
+
+
+def test_a_scale_for_each_head_loses_less_where_heads_differ():
+    x = torch.randn(1, 2, 200, 16) * torch.tensor([1.0, 1e5])[None, :, None, None]
+    errors = [
+        (dequantize(quantize(x, scale), scale) - x)[0, 0].square().mean().sqrt().item()
+        for scale in (scale_of_heads(x, 2), scale_of_tensor(x, 2))
+    ]
+    assert errors[0] < 0.05 < errors[1]
+
+
+def test_zeros_have_a_scale_of_one():
+    zeros = torch.zeros(1, 2, 3, 4)
+    for scale in (scale_of_heads(zeros, 2), scale_of_tensor(zeros, 2)):
+        assert torch.equal(scale, torch.ones(1, 2)) and not quantize(zeros, scale).float().any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_in_fp8_is_attention_but_for_the_rounding_of_weights(causal):
+    inputs = QUANTIZED.inputs(PROBLEM, 1)
+    exact = [dequantize(x, scale, torch.float64) for x, scale in zip(inputs[:3], inputs[3:])]
+    expected = reference.attention_float64(*exact, causal, 0.3)
+    for offset in (0, 8):
+        found = reference.fp8_attention(*inputs[:3], inputs[3:], causal, 0.3, offset)
+        assert 1e-4 < (found - expected).abs().max() < 0.1
+    alone = tuple(x[:, :, :1] for x in exact)  # one key has all the weight, and 1 is a number of e4m3
+    found = reference.fp8_attention(*(x[:, :, :1] for x in inputs[:3]), inputs[3:], causal, 0.3)
+    torch.testing.assert_close(found.double(), reference.attention_float64(*alone, causal, 0.3))
+
+
+def test_an_offset_saves_the_small_weights():
+    """Of a row with one large score, and many that together weigh as much, an offset keeps the many."""
+    shape = Problem(batch=1, heads=1, seq_len_q=1, seq_len_kv=1001, head_dim=16, dtype="float8_e4m3fn")
+    q, k, v = (torch.zeros(1, 1, n, 16) for n in (1, 1001, 1001))
+    q[..., 0], k[..., 0, 0], v[..., 1:, :] = 1.0, 7.0, 1.0  # a weight of 1, and a thousand of e^-7
+    one = torch.ones(1, 1)
+    tensors = [quantize(x, one) for x in (q, k, v)]
+    exact = reference.attention_float64(q, k, v, False, 1.0)
+    lost, kept = (reference.fp8_attention(*tensors, (one,) * 3, False, 1.0, n) for n in (0, 8))
+    assert shape.fp8 and exact[0, 0, 0, 0] > 0.4
+    assert not lost.any() and (kept - exact).abs().max() < 0.03
+
+
+def test_inputs_are_those_of_bfloat16_quantised():
+    inputs = QUANTIZED.inputs(PROBLEM, 3)
+    assert [x.dtype for x in inputs] == [torch.float8_e4m3fn] * 3 + [torch.float32] * 3
+    assert [tuple(x.shape) for x in inputs[3:]] == [(2, 2)] * 3
+    assert torch.equal(inputs[1].view(torch.uint8), QUANTIZED.inputs(PROBLEM, 3)[1].view(torch.uint8))
+    v = dequantize(inputs[2], inputs[5])
+    assert abs(v.mean() - 0.5) < 0.1 and abs(v.std() - 1) < 0.1
+    nbytes = sum(x.nbytes for x in inputs) + QUANTIZED.poisoned(inputs)[0].nbytes
+    assert QUANTIZED.tensor_bytes(PROBLEM) == nbytes

@@ -1,0 +1,110 @@
+"""The fp8 steps on a GPU: right, also in long sequences and in CUDA graphs; what the peer takes; the command."""
+
+import math
+import secrets
+from dataclasses import replace
+
+import pytest
+import torch
+
+from steps import QUANTIZED, get_step, run
+from steps.measuring.measure import Settings, measure
+from steps.reference.peers import QUANTIZED_PEERS
+from tests.checking import assert_right, skip_unless_taken
+from tests.fp8.test_steps import INSIDE, KERNELS, SHAPES, problem
+from tutorial_lib import reference
+from tutorial_lib.passes import QUANTIZED as PASS
+from tutorial_lib.quantize import dequantize
+
+pytestmark = pytest.mark.gpu
+
+LARGE = [
+    problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128),
+    problem(batch=2, heads=8, kv_heads=2, seq_len_q=5000, seq_len_kv=5000, head_dim=128),
+    problem(batch=1, heads=8, seq_len_q=3001, seq_len_kv=5003, head_dim=128, causal=False),
+    problem(batch=1, heads=8, seq_len_q=5003, seq_len_kv=3001, head_dim=64),
+    problem(batch=1, heads=4, seq_len_q=4096, seq_len_kv=4096, head_dim=256),
+    problem(batch=3, heads=40, kv_heads=8, seq_len_q=257, seq_len_kv=1000, head_dim=112),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES + LARGE, ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", (*QUANTIZED, *INSIDE), ids=lambda s: s.name)
+def test_a_step_is_right_on_the_gpu(step, shape):
+    assert_right(step, shape, "cuda")
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], *LARGE[1:4]], ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
+def test_the_log_sum_exp_on_the_gpu(step, shape):
+    skip_unless_taken(step, shape)
+    q, k, v, *scales = inputs = PASS.inputs(shape, secrets.randbits(32), "cuda")
+    exact = [dequantize(x, scale, torch.float64) for x, scale in zip((q, k, v), scales)]
+    _, expected = reference.attention_and_lse_float64(*exact, shape.causal)
+    o, lse = step.attention(q, k, v, shape.causal, return_lse=True, **PASS.scales(inputs))
+    # The tensor cores' sums of QK products in fp8 are not those of float32.
+    torch.testing.assert_close(lse.double(), expected, rtol=1e-3, atol=1e-2)
+    assert torch.equal(o, step.attention(q, k, v, shape.causal, **PASS.scales(inputs)))
+
+
+@pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
+def test_equal_inputs_give_equal_bits(step):
+    shape = LARGE[1]
+    assert PASS.repeat_difference(step, shape, PASS.inputs(shape, secrets.randbits(32), "cuda"), 10) == 0
+
+
+@pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
+def test_a_cuda_graph_computes_with_what_the_tensors_then_hold(step):
+    step, shape = replace(step), LARGE[3]
+    inputs = PASS.inputs(shape, 1, "cuda")
+    [out] = PASS.poisoned(inputs)
+    PASS.call(step, shape, inputs, (out,))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        PASS.call(step, shape, inputs, (out,))
+    others = PASS.inputs(shape, 2, "cuda")
+    for x, other in zip(inputs, others):
+        x.copy_(other)
+    out.fill_(float("nan"))
+    graph.replay()
+    [expected] = PASS.call(step, shape, others)
+    assert torch.equal(out, expected)
+
+
+def test_sums_of_long_rows_are_kept_in_two_levels():
+    """A needle in a long haystack: many equal small products are added to one that is large, and was there first.
+
+    Scores are in base 2, so that all weights are numbers of e4m3, and nothing but the sums is rounded.
+    """
+    q, k, v = (torch.zeros(1, 1, n, 64, device="cuda") for n in (64, 65536, 65536))
+    q[..., 0], k[..., -1, 0] = 1.0, 6.0
+    v[..., -1, :], v[..., :-1, :] = 448.0, 0.5
+    exact = reference.attention_float64(q, k, v, False, math.log(2))
+    tensors = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
+    how = {"scale": math.log(2), "out_dtype": torch.float16}
+    errors = {
+        name: ((get_step(name).attention(*tensors, **how).double() - exact).abs().max() / exact.max()).item()
+        for name in ("p_offset", "two_level_accumulation")
+    }
+    assert errors["two_level_accumulation"] < 0.005, errors
+    assert errors["two_level_accumulation"] < errors["p_offset"] + 0.001, errors
+
+
+@pytest.mark.parametrize("shape", [LARGE[0], LARGE[1], LARGE[4]], ids=lambda p: p.slug)
+def test_the_peer_takes_the_scales(shape):
+    [peer] = QUANTIZED_PEERS
+    skip_unless_taken(peer, shape)
+    assert_right(peer, shape, "cuda")
+
+
+def test_they_are_measured_beside_one_another():
+    shape = replace(LARGE[1], seq_len_q=2048, seq_len_kv=2048)
+    made, _, _ = measure(shape, list(QUANTIZED), list(QUANTIZED_PEERS), Settings(device="cuda", seed=1, rounds=2))
+    assert made.direction == "fp8" and [m.status for m in made.steps] == ["measured"] * len(QUANTIZED)
+    assert made.ceiling.tflops and made.measurement("pv_fp8").speedup_vs_baseline
+
+
+def test_the_command_measures_them(tmp_path):
+    words = "--dtype float8_e4m3fn --seq-len 512 --batch 1 --heads 2 --steps 300-305 --iterations 1 --output-dir"
+    assert run.main([*words.split(), str(tmp_path)]) == 0

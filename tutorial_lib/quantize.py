@@ -1,0 +1,53 @@
+"""Quantisation to fp8: numbers as e4m3 times a scale.
+
+e4m3 has 4 bits of exponent and 3 of mantissa: between two powers of two it has eight numbers, and its largest is 448.
+The least normal one is 2^-6, and below that numbers are 2^-9 apart (Micikevicius et al. 2022,
+https://arxiv.org/abs/2209.05433). A scale, which is divided by before rounding, brings a tensor's largest number to
+448. It is float32 ``[batch, kv_heads]`` here, as attention kernels take it: of queries, a number for all heads of a
+group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tutorial_lib.problem import FP8
+
+if TYPE_CHECKING:
+    import torch
+
+LARGEST = 448.0  # of e4m3
+
+
+def quantize(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """x ``[B, H, S, D]`` divided by its scale ``[B, kv_heads]``, in e4m3; what is larger than 448 becomes 448."""
+    import torch
+
+    return (x.float() / by_head(scale, x)).clamp(-LARGEST, LARGEST).to(getattr(torch, FP8))
+
+
+def dequantize(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """x in e4m3 times its scale, ``[B, H, S, D]`` in ``dtype``; None: float32."""
+    import torch
+
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return (x.to(wide) * by_head(scale, x)).to(dtype or torch.float32)
+
+
+def by_head(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A scale ``[B, kv_heads]`` for every head of x ``[B, H, S, D]``: ``[B, H, 1, 1]``."""
+    return scale.repeat_interleave(x.shape[1] // scale.shape[1], 1)[..., None, None]
+
+
+def scale_of_tensor(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """One scale for all of x ``[B, H, S, D]``, ``[B, kv_heads]``; 1 where x is zero."""
+    return _of_largest(x.abs().amax().float()).expand(x.shape[0], kv_heads).contiguous()
+
+
+def scale_of_heads(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """A scale for each sequence and kv head of x ``[B, H, S, D]``, ``[B, kv_heads]``; 1 where x is zero."""
+    return _of_largest(x.abs().amax((2, 3)).float().view(x.shape[0], kv_heads, -1).amax(2))
+
+
+def _of_largest(largest: torch.Tensor) -> torch.Tensor:
+    return (largest / LARGEST).masked_fill(largest == 0, 1.0)
