@@ -112,11 +112,22 @@ def position(work, iteration, variant: gl.constexpr):
 
 
 @gluon.jit
-def fetch_tile(array, slot, full, work, iteration, variant: gl.constexpr):
-    """Ask TMA for an iteration's tile of Q or dO, where there is such an iteration."""
-    if iteration < variant.group_size * work.a_head:
-        head, row = position(work, iteration, variant)
-        fetch(array, slot, full, work.batch, head, row)
+def fetch_for_scores(arrays, tiles, barriers, work, n, variant: gl.constexpr):
+    """Ask TMA for Q and dO of the n-th iteration, halved by queries, where there is such an iteration."""
+    if n < variant.group_size * work.a_head:
+        head, row = position(work, n, variant)
+        fetch(arrays.query, tiles.query, barriers.query_full, work.batch, head, row)
+        fetch(arrays.d_output, tiles.d_output, barriers.d_output_full, work.batch, head, row)
+
+
+@gluon.jit
+def fetch_for_sums(arrays, tiles, barriers, work, n, variant: gl.constexpr):
+    """Likewise, halved by columns."""
+    if n < variant.group_size * work.a_head:
+        head, row = position(work, n, variant)
+        full = barriers.d_output_columns_full
+        fetch(arrays.d_output_columns, tiles.d_output_columns, full, work.batch, head, row)
+        fetch(arrays.query_columns, tiles.query_columns, barriers.query_columns_full, work.batch, head, row)
 
 
 @gluon.jit
@@ -150,28 +161,32 @@ def gradient_of_scores(weights, d_weights, arrays, work, iteration, variant: gl.
 
 
 @gluon.jit
-def issue_scores(tiles, columns, barriers, variant: gl.constexpr):
-    """Begin the product for the scores."""
+def issue_scores(tiles, columns, barriers, n, variant: gl.constexpr):
+    """Wait for the n-th iteration's queries, and begin the product for the scores."""
+    mbarrier.wait(barriers.query_full, n & 1)
     query = matrix(tiles.query).permute((1, 0))
     tcgen05_mma(matrix(tiles.key), query, columns.scores, use_acc=False, mbarriers=[barriers.scores_done])
 
 
 @gluon.jit
-def issue_d_weights(tiles, columns, barriers, variant: gl.constexpr):
-    """Begin the product for the gradients of weights."""
+def issue_d_weights(tiles, columns, barriers, n, variant: gl.constexpr):
+    """Likewise, for the gradients of weights."""
+    mbarrier.wait(barriers.d_output_full, n & 1)
     d_output = matrix(tiles.d_output).permute((1, 0))
     tcgen05_mma(matrix(tiles.value), d_output, columns.d_weights, use_acc=False, mbarriers=[barriers.d_weights_done])
 
 
 @gluon.jit
-def issue_d_value(tiles, columns, barriers, variant: gl.constexpr):
-    """Begin the product that adds to dV."""
+def issue_d_value(tiles, columns, barriers, n, variant: gl.constexpr):
+    """Likewise, for what adds to dV."""
+    mbarrier.wait(barriers.d_output_columns_full, n & 1)
     tcgen05_mma(tiles.weights, matrix(tiles.d_output_columns), columns.d_value, mbarriers=[barriers.d_value_done])
 
 
 @gluon.jit
-def issue_d_key(tiles, columns, barriers, variant: gl.constexpr):
-    """Begin the product that adds to dK."""
+def issue_d_key(tiles, columns, barriers, n, variant: gl.constexpr):
+    """Likewise, for what adds to dK."""
+    mbarrier.wait(barriers.query_columns_full, n & 1)
     tcgen05_mma(tiles.d_scores, matrix(tiles.query_columns), columns.d_key, mbarriers=[barriers.d_key_done])
 
 
@@ -187,38 +202,61 @@ def share(weights, d_scores, tiles, variant: gl.constexpr):
 @gluon.jit
 def one_by_one(arrays, tiles, columns, barriers, work, scale, variant: gl.constexpr):
     """All tiles of queries; every product is waited for before anything else begins."""
-    fetch_tile(arrays.query, tiles.query, barriers.query_full, work, 0, variant)
-    fetch_tile(arrays.d_output, tiles.d_output, barriers.d_output_full, work, 0, variant)
-    fetch_tile(arrays.d_output_columns, tiles.d_output_columns, barriers.d_output_columns_full, work, 0, variant)
-    fetch_tile(arrays.query_columns, tiles.query_columns, barriers.query_columns_full, work, 0, variant)
+    fetch_for_scores(arrays, tiles, barriers, work, 0, variant)
+    fetch_for_sums(arrays, tiles, barriers, work, 0, variant)
     for n in range(variant.group_size * work.a_head):
-        # --- the weights again ---
-        mbarrier.wait(barriers.query_full, n & 1)
-        issue_scores(tiles, columns, barriers, variant)
+        # --- the weights again, and dS ---
+        issue_scores(tiles, columns, barriers, n, variant)
         mbarrier.wait(barriers.scores_done, n & 1)
-        fetch_tile(arrays.query, tiles.query, barriers.query_full, work, n + 1, variant)
         weights = weigh(columns.scores.load(variant.accumulator), arrays, work, n, scale, variant)
-
-        # --- dS ---
-        mbarrier.wait(barriers.d_output_full, n & 1)
-        issue_d_weights(tiles, columns, barriers, variant)
+        issue_d_weights(tiles, columns, barriers, n, variant)
         mbarrier.wait(barriers.d_weights_done, n & 1)
-        fetch_tile(arrays.d_output, tiles.d_output, barriers.d_output_full, work, n + 1, variant)
+        fetch_for_scores(arrays, tiles, barriers, work, n + 1, variant)
         d_weights = columns.d_weights.load(variant.accumulator)
         d_scores = gradient_of_scores(weights, d_weights, arrays, work, n, variant)
         share(weights, d_scores, tiles, variant)
 
         # --- dV and dK ---
-        mbarrier.wait(barriers.d_output_columns_full, n & 1)
-        issue_d_value(tiles, columns, barriers, variant)
+        issue_d_value(tiles, columns, barriers, n, variant)
         mbarrier.wait(barriers.d_value_done, n & 1)
-        fetch_tile(
-            arrays.d_output_columns, tiles.d_output_columns, barriers.d_output_columns_full, work, n + 1, variant
-        )
-        mbarrier.wait(barriers.query_columns_full, n & 1)
-        issue_d_key(tiles, columns, barriers, variant)
+        issue_d_key(tiles, columns, barriers, n, variant)
         mbarrier.wait(barriers.d_key_done, n & 1)
-        fetch_tile(arrays.query_columns, tiles.query_columns, barriers.query_columns_full, work, n + 1, variant)
+        fetch_for_sums(arrays, tiles, barriers, work, n + 1, variant)
+
+
+@gluon.jit
+def next_scores_first(arrays, tiles, columns, barriers, work, scale, variant: gl.constexpr):
+    """As ``one_by_one``, with dV and dK under way while the next tile's weights and dS are computed.
+
+    The next tile's scores, and the gradients of its weights, begin before dV and dK do.
+    """
+    iterations = variant.group_size * work.a_head
+    fetch_for_scores(arrays, tiles, barriers, work, 0, variant)
+    fetch_for_sums(arrays, tiles, barriers, work, 0, variant)
+    issue_scores(tiles, columns, barriers, 0, variant)
+    issue_d_weights(tiles, columns, barriers, 0, variant)
+    for n in range(iterations):
+        # --- the weights again, and dS, under dV and dK of the tile before ---
+        mbarrier.wait(barriers.scores_done, n & 1)
+        weights = weigh(columns.scores.load(variant.accumulator), arrays, work, n, scale, variant)
+        mbarrier.wait(barriers.d_weights_done, n & 1)
+        fetch_for_scores(arrays, tiles, barriers, work, n + 1, variant)
+        d_weights = columns.d_weights.load(variant.accumulator)
+        d_scores = gradient_of_scores(weights, d_weights, arrays, work, n, variant)
+        if n > 0:
+            mbarrier.wait(barriers.d_value_done, n & 1 ^ 1)
+            mbarrier.wait(barriers.d_key_done, n & 1 ^ 1)
+            fetch_for_sums(arrays, tiles, barriers, work, n, variant)
+        share(weights, d_scores, tiles, variant)
+
+        # --- the next tile's, and dV and dK ---
+        if n + 1 < iterations:
+            issue_scores(tiles, columns, barriers, n + 1, variant)
+            issue_d_weights(tiles, columns, barriers, n + 1, variant)
+        issue_d_value(tiles, columns, barriers, n, variant)
+        issue_d_key(tiles, columns, barriers, n, variant)
+    mbarrier.wait(barriers.d_value_done, iterations & 1 ^ 1)
+    mbarrier.wait(barriers.d_key_done, iterations & 1 ^ 1)
 
 
 @gluon.jit

@@ -99,21 +99,23 @@ def own_work(Numbers, seq_len_kv, heads, batches, padded, variant: gl.constexpr)
 
 
 @gluon.jit
-def fetch_tile(array, ring, full, work, j, variant: gl.constexpr):
-    """Ask TMA for the j-th tile of K or V, where there is such a tile."""
+def fetch_for_scores(arrays, tiles, barriers, work, j, variant: gl.constexpr):
+    """Ask TMA for the j-th tiles of K and V, halved by keys, where there are such tiles."""
     if j < work.end:
+        row = j * variant.tile.key
         stage = j % variant.stages
-        fetch(array, ring.index(stage), full.index(stage), work.batch, work.kv_head, j * variant.tile.key)
+        fetch(arrays.key, tiles.key.index(stage), barriers.key_full.index(stage), work.batch, work.kv_head, row)
+        fetch(arrays.value, tiles.value.index(stage), barriers.value_full.index(stage), work.batch, work.kv_head, row)
 
 
 @gluon.jit
-def fetch_first(arrays, tiles, barriers, work, variant: gl.constexpr):
-    """Ask TMA for as many tiles as there are slots."""
-    STAGES: gl.constexpr = variant.stages
-    for j in gl.static_range(STAGES):
-        fetch_tile(arrays.key, tiles.key, barriers.key_full, work, j, variant)
-        fetch_tile(arrays.value, tiles.value, barriers.value_full, work, j, variant)
-        fetch_tile(arrays.key_columns, tiles.key_columns, barriers.key_columns_full, work, j, variant)
+def fetch_for_sums(arrays, tiles, barriers, work, j, variant: gl.constexpr):
+    """Likewise, for the tile of K halved by columns."""
+    if j < work.end:
+        row = j * variant.tile.key
+        stage = j % variant.stages
+        full = barriers.key_columns_full.index(stage)
+        fetch(arrays.key_columns, tiles.key_columns.index(stage), full, work.batch, work.kv_head, row)
 
 
 @gluon.jit
@@ -133,21 +135,24 @@ def weigh(scores, work, j, scale, variant: gl.constexpr):
 
 @gluon.jit
 def issue_scores(tiles, columns, barriers, j, variant: gl.constexpr):
-    """Begin the product for the scores."""
+    """Wait for the j-th tile of keys, and begin the product for the scores."""
+    await_tile(barriers.key_full, j, variant.stages)
     key = matrix(tiles.key.index(j % variant.stages)).permute((1, 0))
     tcgen05_mma(matrix(tiles.query), key, columns.scores, use_acc=False, mbarriers=[barriers.scores_done])
 
 
 @gluon.jit
 def issue_d_weights(tiles, columns, barriers, j, variant: gl.constexpr):
-    """Begin the product for the gradients of weights."""
+    """Likewise, for the gradients of weights."""
+    await_tile(barriers.value_full, j, variant.stages)
     value = matrix(tiles.value.index(j % variant.stages)).permute((1, 0))
     tcgen05_mma(matrix(tiles.d_output), value, columns.d_weights, use_acc=False, mbarriers=[barriers.d_weights_done])
 
 
 @gluon.jit
 def issue_d_query(tiles, columns, barriers, j, variant: gl.constexpr):
-    """Begin the product that adds to dQ."""
+    """Likewise, for what adds to dQ."""
+    await_tile(barriers.key_columns_full, j, variant.stages)
     key = matrix(tiles.key_columns.index(j % variant.stages))
     tcgen05_mma(columns.d_scores, key, columns.d_query, use_acc=j > 0, mbarriers=[barriers.d_query_done])
 
@@ -163,28 +168,56 @@ def share(d_scores, tiles, columns, variant: gl.constexpr):
 def one_by_one(arrays, tiles, columns, barriers, work, scale, variant: gl.constexpr):
     """All tiles of keys; every product is waited for before anything else begins."""
     STAGES: gl.constexpr = variant.stages
-    fetch_first(arrays, tiles, barriers, work, variant)
+    for j in gl.static_range(STAGES):
+        fetch_for_scores(arrays, tiles, barriers, work, j, variant)
+        fetch_for_sums(arrays, tiles, barriers, work, j, variant)
     for j in range(work.end):
-        # --- the weights again ---
-        await_tile(barriers.key_full, j, STAGES)
+        # --- the weights again, and dS ---
         issue_scores(tiles, columns, barriers, j, variant)
         mbarrier.wait(barriers.scores_done, j & 1)
-        fetch_tile(arrays.key, tiles.key, barriers.key_full, work, j + STAGES, variant)
         weights = weigh(columns.scores.load(variant.accumulator), work, j, scale, variant)
-
-        # --- dS ---
-        await_tile(barriers.value_full, j, STAGES)
         issue_d_weights(tiles, columns, barriers, j, variant)
         mbarrier.wait(barriers.d_weights_done, j & 1)
-        fetch_tile(arrays.value, tiles.value, barriers.value_full, work, j + STAGES, variant)
+        fetch_for_scores(arrays, tiles, barriers, work, j + STAGES, variant)
         d_weights = columns.d_weights.load(variant.accumulator)
         share(weights * (d_weights - work.row_sum[:, None]), tiles, columns, variant)
 
         # --- dQ ---
-        await_tile(barriers.key_columns_full, j, STAGES)
         issue_d_query(tiles, columns, barriers, j, variant)
         mbarrier.wait(barriers.d_query_done, j & 1)
-        fetch_tile(arrays.key_columns, tiles.key_columns, barriers.key_columns_full, work, j + STAGES, variant)
+        fetch_for_sums(arrays, tiles, barriers, work, j + STAGES, variant)
+
+
+@gluon.jit
+def next_scores_first(arrays, tiles, columns, barriers, work, scale, variant: gl.constexpr):
+    """As ``one_by_one``, with dQ under way while the next tile's weights and dS are computed.
+
+    The next tile's scores, and the gradients of its weights, begin before dQ does.
+    """
+    STAGES: gl.constexpr = variant.stages
+    for j in gl.static_range(STAGES):
+        fetch_for_scores(arrays, tiles, barriers, work, j, variant)
+        fetch_for_sums(arrays, tiles, barriers, work, j, variant)
+    issue_scores(tiles, columns, barriers, 0, variant)
+    issue_d_weights(tiles, columns, barriers, 0, variant)
+    for j in range(work.end):
+        # --- the weights again, and dS, under dQ of the tile before ---
+        mbarrier.wait(barriers.scores_done, j & 1)
+        weights = weigh(columns.scores.load(variant.accumulator), work, j, scale, variant)
+        mbarrier.wait(barriers.d_weights_done, j & 1)
+        fetch_for_scores(arrays, tiles, barriers, work, j + STAGES, variant)
+        d_scores = weights * (columns.d_weights.load(variant.accumulator) - work.row_sum[:, None])
+        if j > 0:
+            mbarrier.wait(barriers.d_query_done, j & 1 ^ 1)
+            fetch_for_sums(arrays, tiles, barriers, work, j - 1 + STAGES, variant)
+        share(d_scores, tiles, columns, variant)
+
+        # --- the next tile's, and dQ ---
+        if j + 1 < work.end:
+            issue_scores(tiles, columns, barriers, j + 1, variant)
+            issue_d_weights(tiles, columns, barriers, j + 1, variant)
+        issue_d_query(tiles, columns, barriers, j, variant)
+    mbarrier.wait(barriers.d_query_done, work.end & 1 ^ 1)
 
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "batches", "padded"])
