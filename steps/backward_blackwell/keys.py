@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.blackwell import allocate_tensor_memory, tcgen05_mma
+from triton.experimental.gluon.language.nvidia import blackwell, hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from steps.backward_blackwell.lib import barrier_of_each, fetch, joint_barrier, matrix, numbers_of
@@ -64,7 +63,7 @@ class Columns(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers. full: TMA has brought a tile to both CTAs. done: a product has ended."""
+    """mbarriers. full: TMA has brought a tile to both CTAs. done: a product has ended, and all that began before it."""
 
     keys_full: object
     query_full: object
@@ -73,8 +72,7 @@ class Barriers(NamedTuple):
     d_output_columns_full: object
     scores_done: object
     d_weights_done: object
-    d_key_done: object
-    d_value_done: object
+    sums_done: object
 
 
 class Work(NamedTuple):
@@ -165,7 +163,7 @@ def issue_scores(tiles, columns, barriers, n, variant: gl.constexpr):
     """Wait for the n-th iteration's queries, and begin the product for the scores."""
     mbarrier.wait(barriers.query_full, n & 1)
     query = matrix(tiles.query).permute((1, 0))
-    tcgen05_mma(matrix(tiles.key), query, columns.scores, use_acc=False, mbarriers=[barriers.scores_done])
+    blackwell.tcgen05_mma(matrix(tiles.key), query, columns.scores, use_acc=False, mbarriers=[barriers.scores_done])
 
 
 @gluon.jit
@@ -173,21 +171,25 @@ def issue_d_weights(tiles, columns, barriers, n, variant: gl.constexpr):
     """Likewise, for the gradients of weights."""
     mbarrier.wait(barriers.d_output_full, n & 1)
     d_output = matrix(tiles.d_output).permute((1, 0))
-    tcgen05_mma(matrix(tiles.value), d_output, columns.d_weights, use_acc=False, mbarriers=[barriers.d_weights_done])
+    blackwell.tcgen05_mma(
+        matrix(tiles.value), d_output, columns.d_weights, use_acc=False, mbarriers=[barriers.d_weights_done]
+    )
 
 
 @gluon.jit
 def issue_d_value(tiles, columns, barriers, n, variant: gl.constexpr):
-    """Likewise, for what adds to dV."""
+    """Likewise, for what adds to dV; dK's product, which begins behind it, tells of its end, too."""
     mbarrier.wait(barriers.d_output_columns_full, n & 1)
-    tcgen05_mma(tiles.weights, matrix(tiles.d_output_columns), columns.d_value, mbarriers=[barriers.d_value_done])
+    blackwell.tcgen05_mma(
+        tiles.weights, matrix(tiles.d_output_columns), columns.d_value, mbarriers=[]
+    )
 
 
 @gluon.jit
 def issue_d_key(tiles, columns, barriers, n, variant: gl.constexpr):
     """Likewise, for what adds to dK."""
     mbarrier.wait(barriers.query_columns_full, n & 1)
-    tcgen05_mma(tiles.d_scores, matrix(tiles.query_columns), columns.d_key, mbarriers=[barriers.d_key_done])
+    blackwell.tcgen05_mma(tiles.d_scores, matrix(tiles.query_columns), columns.d_key, mbarriers=[barriers.sums_done])
 
 
 @gluon.jit
@@ -201,7 +203,7 @@ def share(weights, d_scores, tiles, variant: gl.constexpr):
 
 @gluon.jit
 def one_by_one(arrays, tiles, columns, barriers, work, scale, variant: gl.constexpr):
-    """All tiles of queries; every product is waited for before anything else begins."""
+    """All tiles of queries; products are waited for before anything else begins."""
     fetch_for_scores(arrays, tiles, barriers, work, 0, variant)
     fetch_for_sums(arrays, tiles, barriers, work, 0, variant)
     for n in range(variant.group_size * work.a_head):
@@ -218,9 +220,8 @@ def one_by_one(arrays, tiles, columns, barriers, work, scale, variant: gl.conste
 
         # --- dV and dK ---
         issue_d_value(tiles, columns, barriers, n, variant)
-        mbarrier.wait(barriers.d_value_done, n & 1)
         issue_d_key(tiles, columns, barriers, n, variant)
-        mbarrier.wait(barriers.d_key_done, n & 1)
+        mbarrier.wait(barriers.sums_done, n & 1)
         fetch_for_sums(arrays, tiles, barriers, work, n + 1, variant)
 
 
@@ -244,8 +245,7 @@ def next_scores_first(arrays, tiles, columns, barriers, work, scale, variant: gl
         d_weights = columns.d_weights.load(variant.accumulator)
         d_scores = gradient_of_scores(weights, d_weights, arrays, work, n, variant)
         if n > 0:
-            mbarrier.wait(barriers.d_value_done, n & 1 ^ 1)
-            mbarrier.wait(barriers.d_key_done, n & 1 ^ 1)
+            mbarrier.wait(barriers.sums_done, n & 1 ^ 1)
             fetch_for_sums(arrays, tiles, barriers, work, n, variant)
         share(weights, d_scores, tiles, variant)
 
@@ -255,8 +255,7 @@ def next_scores_first(arrays, tiles, columns, barriers, work, scale, variant: gl
             issue_d_weights(tiles, columns, barriers, n + 1, variant)
         issue_d_value(tiles, columns, barriers, n, variant)
         issue_d_key(tiles, columns, barriers, n, variant)
-    mbarrier.wait(barriers.d_value_done, iterations & 1 ^ 1)
-    mbarrier.wait(barriers.d_key_done, iterations & 1 ^ 1)
+    mbarrier.wait(barriers.sums_done, iterations & 1 ^ 1)
 
 
 @gluon.jit
@@ -295,10 +294,10 @@ def fmha_backward_dkdv(
     # --- tensor memory; a key that no query sees has gradients of zero ---
     none = gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, variant.all_columns)
     columns = Columns(
-        allocate_tensor_memory(gl.float32, [KEYS, QUERIES], variant.scores),
-        allocate_tensor_memory(gl.float32, [KEYS, QUERIES], variant.scores),
-        allocate_tensor_memory(gl.float32, [KEYS, HEAD_DIM], variant.sums, none),
-        allocate_tensor_memory(gl.float32, [KEYS, HEAD_DIM], variant.sums, none),
+        blackwell.allocate_tensor_memory(gl.float32, [KEYS, QUERIES], variant.scores),
+        blackwell.allocate_tensor_memory(gl.float32, [KEYS, QUERIES], variant.scores),
+        blackwell.allocate_tensor_memory(gl.float32, [KEYS, HEAD_DIM], variant.sums, none),
+        blackwell.allocate_tensor_memory(gl.float32, [KEYS, HEAD_DIM], variant.sums, none),
     )
     barriers = Barriers(
         joint_barrier(),
@@ -306,7 +305,6 @@ def fmha_backward_dkdv(
         joint_barrier(),
         joint_barrier(),
         joint_barrier(),
-        barrier_of_each(),
         barrier_of_each(),
         barrier_of_each(),
         barrier_of_each(),

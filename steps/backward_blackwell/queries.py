@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.blackwell import allocate_tensor_memory, tcgen05_mma
+from triton.experimental.gluon.language.nvidia import blackwell, hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from steps.backward_blackwell.lib import barrier_of_each, fetch, joint_barrier, matrix, numbers_of
@@ -138,7 +137,7 @@ def issue_scores(tiles, columns, barriers, j, variant: gl.constexpr):
     """Wait for the j-th tile of keys, and begin the product for the scores."""
     await_tile(barriers.key_full, j, variant.stages)
     key = matrix(tiles.key.index(j % variant.stages)).permute((1, 0))
-    tcgen05_mma(matrix(tiles.query), key, columns.scores, use_acc=False, mbarriers=[barriers.scores_done])
+    blackwell.tcgen05_mma(matrix(tiles.query), key, columns.scores, use_acc=False, mbarriers=[barriers.scores_done])
 
 
 @gluon.jit
@@ -146,7 +145,9 @@ def issue_d_weights(tiles, columns, barriers, j, variant: gl.constexpr):
     """Likewise, for the gradients of weights."""
     await_tile(barriers.value_full, j, variant.stages)
     value = matrix(tiles.value.index(j % variant.stages)).permute((1, 0))
-    tcgen05_mma(matrix(tiles.d_output), value, columns.d_weights, use_acc=False, mbarriers=[barriers.d_weights_done])
+    blackwell.tcgen05_mma(
+        matrix(tiles.d_output), value, columns.d_weights, use_acc=False, mbarriers=[barriers.d_weights_done]
+    )
 
 
 @gluon.jit
@@ -154,7 +155,7 @@ def issue_d_query(tiles, columns, barriers, j, variant: gl.constexpr):
     """Likewise, for what adds to dQ."""
     await_tile(barriers.key_columns_full, j, variant.stages)
     key = matrix(tiles.key_columns.index(j % variant.stages))
-    tcgen05_mma(columns.d_scores, key, columns.d_query, use_acc=j > 0, mbarriers=[barriers.d_query_done])
+    blackwell.tcgen05_mma(columns.d_scores, key, columns.d_query, use_acc=j > 0, mbarriers=[barriers.d_query_done])
 
 
 @gluon.jit
@@ -241,10 +242,10 @@ def fmha_backward_dq(
         gl.allocate_shared_memory(dtype, PASSING, variant.shared_columns),
     )
     columns = Columns(
-        allocate_tensor_memory(gl.float32, [QUERIES, KEYS], variant.scores),
-        allocate_tensor_memory(gl.float32, [QUERIES, KEYS], variant.scores),
-        allocate_tensor_memory(dtype, [QUERIES, KEYS], variant.scores),
-        allocate_tensor_memory(gl.float32, [QUERIES, HEAD_DIM], variant.sums),
+        blackwell.allocate_tensor_memory(gl.float32, [QUERIES, KEYS], variant.scores),
+        blackwell.allocate_tensor_memory(gl.float32, [QUERIES, KEYS], variant.scores),
+        blackwell.allocate_tensor_memory(dtype, [QUERIES, KEYS], variant.scores),
+        blackwell.allocate_tensor_memory(gl.float32, [QUERIES, HEAD_DIM], variant.sums),
     )
     barriers = Barriers(
         joint_barrier(),

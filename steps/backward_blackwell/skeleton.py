@@ -16,6 +16,7 @@ from steps.blackwell.skeleton import TARGETS, OnBlackwell, fitting
 from steps.core.fused import hole, too_long_to_simulate
 from steps.core.gradients import tiles_visited
 from steps.core.launch import gluon_launcher, in_a_row
+from steps.core.tiles import Tile
 from steps.core.work import Work, places
 from steps.hopper.launching import described
 from tutorial_lib import compiler
@@ -44,15 +45,18 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
         return keys.fmha_backward_dkdv
 
     def variant(self, problem: Problem, arch: str = TARGETS[0]) -> Variant:
-        """The constants of the kernel for dK and dV."""
-        return self._variant(problem, OF_KEYS.key, OF_KEYS.query, 1, self.of_keys)
+        """The constants of the kernel that is shown."""
+        return self.key_variant(problem)
+
+    def key_variant(self, problem: Problem) -> Variant:
+        """The constants of the kernel for dK and dV. Shared memory has room for one tile of Q and of dO."""
+        return self._variant(problem, OF_KEYS, OF_KEYS.key, OF_KEYS.query, 1, self.of_keys)
 
     def query_variant(self, problem: Problem) -> Variant:
         """The constants of the kernel for dQ."""
-        return self._variant(problem, OF_QUERIES.query, OF_QUERIES.key, 2, self.of_queries)
+        return self._variant(problem, OF_QUERIES, OF_QUERIES.query, OF_QUERIES.key, 2, self.of_queries)
 
-    def _variant(self, problem: Problem, rows: int, passing: int, stages: int, walk: Callable) -> Variant:
-        tile = OF_KEYS if walk is self.of_keys else OF_QUERIES
+    def _variant(self, problem: Problem, tile: Tile, rows: int, passing: int, stages: int, walk: Callable) -> Variant:
         return Variant(
             tile=tile,
             rows=rows,
@@ -87,6 +91,11 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
         return self.kernel(problem), {"variant": self.variant(problem)}
 
     def kernels_ready(self, kernel, constants: tuple, problem: Problem, tensors: tuple):
+        of_queries = queries.fmha_backward_dq, (self.query_variant(problem),)
+        return self.both_ready((kernel, constants), of_queries, problem, tensors)
+
+    def both_ready(self, of_keys: tuple, of_queries: tuple, problem: Problem, tensors: tuple):
+        """As ``kernels_ready``, for both large kernels: each with its constants."""
         import torch
 
         q, k, v, o, lse, do, dq, dk, dv = tensors
@@ -108,19 +117,19 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
             range(4),
             self.made_for,
         )
-        clusters, of_keys = key_clusters(problem), (q, k, v, do, numbers, dk, dv)
-        passed = (*key_arguments(*of_keys, problem, self.variant(problem)), *constants)
-        for_keys = gluon_launcher(kernel, clusters, passed, WARPS, device, range(9), self.made_for, CTAS)
-        variant, of_queries = self.query_variant(problem), (q, k, v, do, numbers, dq)
-        clusters, passed = query_clusters(problem), (*query_arguments(*of_queries, problem, variant), variant)
-        for_queries = gluon_launcher(
-            queries.fmha_backward_dq, clusters, passed, WARPS, device, range(7), self.made_for, CTAS
-        )
+        of_dkdv, of_dq = self.key_variant(problem), self.query_variant(problem)
+        launched = []
+        for (kernel, constants), clusters, arguments, moving in (
+            (of_keys, key_clusters, key_arguments(q, k, v, do, numbers, dk, dv, problem, of_dkdv), 9),
+            (of_queries, query_clusters, query_arguments(q, k, v, do, numbers, dq, problem, of_dq), 7),
+        ):
+            passed, how = (*arguments, *constants), (self.made_for, CTAS)
+            launched.append(gluon_launcher(kernel, clusters(problem), passed, WARPS, device, range(moving), *how))
         names = ["q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "numbers"]
         launches = [
             (preparing, ["o", "do", "lse", "numbers"]),
-            (for_keys, ["q", "q", "k", "v", "do", "do", "numbers", "dk", "dv"]),
-            (for_queries, ["q", "k", "k", "v", "do", "numbers", "dq"]),
+            (launched[0], ["q", "q", "k", "v", "do", "do", "numbers", "dk", "dv"]),
+            (launched[1], ["q", "k", "k", "v", "do", "numbers", "dq"]),
         ]
         return in_a_row([(run, [names.index(x) for x in which]) for run, which in launches], scratch, device)
 

@@ -7,9 +7,10 @@ the same ("tcgen05 Memory Consistency Model", pipelined instructions). ``tcgen05
 all that its thread began before has ended.
 
 In a cluster two CTAs may compute a product together (``.cta_group::2``). Each has its rows of the first factor and of
-the sum, and half of the second factor's columns, which the tensor cores of both read. Of 64 rows in a CTA the first 64
-lanes have the first half of a sum's columns, and the others the second half ("Data Path Layout B"), so that it takes
-half as many columns of tensor memory. The first CTA begins a product, and its commits arrive in both. Products of one CTA may arrive in both, too: then the second factor came to both by multicast.
+the sum, and half of the second factor's columns, which the tensor cores of both read. With 64 rows in each CTA the
+first 64 lanes have the first half of a sum's columns, and the others the second half ("Data Path Layout B"): it takes
+half as many columns of tensor memory. The first CTA begins a product, and its commits arrive in both. Products of one
+CTA may arrive in both, too: then the second factor came to both by multicast.
 
 Cluster launch control (PTX ISA, "clusterlaunchcontrol"): a block asks for one that has not begun, which then never
 begins, and gets its place in the grid. The answer comes to shared memory some time later, and an mbarrier counts its
