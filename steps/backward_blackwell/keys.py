@@ -180,9 +180,7 @@ def issue_d_weights(tiles, columns, barriers, n, variant: gl.constexpr):
 def issue_d_value(tiles, columns, barriers, n, variant: gl.constexpr):
     """Likewise, for what adds to dV; dK's product, which begins behind it, tells of its end, too."""
     mbarrier.wait(barriers.d_output_columns_full, n & 1)
-    blackwell.tcgen05_mma(
-        tiles.weights, matrix(tiles.d_output_columns), columns.d_value, mbarriers=[]
-    )
+    blackwell.tcgen05_mma(tiles.weights, matrix(tiles.d_output_columns), columns.d_value, mbarriers=[])
 
 
 @gluon.jit
@@ -223,39 +221,6 @@ def one_by_one(arrays, tiles, columns, barriers, work, scale, variant: gl.conste
         issue_d_key(tiles, columns, barriers, n, variant)
         mbarrier.wait(barriers.sums_done, n & 1)
         fetch_for_sums(arrays, tiles, barriers, work, n + 1, variant)
-
-
-@gluon.jit
-def next_scores_first(arrays, tiles, columns, barriers, work, scale, variant: gl.constexpr):
-    """As ``one_by_one``, with dV and dK under way while the next tile's weights and dS are computed.
-
-    The next tile's scores, and the gradients of its weights, begin before dV and dK do.
-    """
-    iterations = variant.group_size * work.a_head
-    fetch_for_scores(arrays, tiles, barriers, work, 0, variant)
-    fetch_for_sums(arrays, tiles, barriers, work, 0, variant)
-    issue_scores(tiles, columns, barriers, 0, variant)
-    issue_d_weights(tiles, columns, barriers, 0, variant)
-    for n in range(iterations):
-        # --- the weights again, and dS, under dV and dK of the tile before ---
-        mbarrier.wait(barriers.scores_done, n & 1)
-        weights = weigh(columns.scores.load(variant.accumulator), arrays, work, n, scale, variant)
-        mbarrier.wait(barriers.d_weights_done, n & 1)
-        fetch_for_scores(arrays, tiles, barriers, work, n + 1, variant)
-        d_weights = columns.d_weights.load(variant.accumulator)
-        d_scores = gradient_of_scores(weights, d_weights, arrays, work, n, variant)
-        if n > 0:
-            mbarrier.wait(barriers.sums_done, n & 1 ^ 1)
-            fetch_for_sums(arrays, tiles, barriers, work, n, variant)
-        share(weights, d_scores, tiles, variant)
-
-        # --- the next tile's, and dV and dK ---
-        if n + 1 < iterations:
-            issue_scores(tiles, columns, barriers, n + 1, variant)
-            issue_d_weights(tiles, columns, barriers, n + 1, variant)
-        issue_d_value(tiles, columns, barriers, n, variant)
-        issue_d_key(tiles, columns, barriers, n, variant)
-    mbarrier.wait(barriers.sums_done, iterations & 1 ^ 1)
 
 
 @gluon.jit

@@ -13,8 +13,7 @@ from steps.backward_blackwell.lib import prepare
 from steps.backward_blackwell.variant import CTAS, OF_KEYS, OF_QUERIES, ROW_WARPS, ROWS, WARPS, Rows, Variant
 from steps.backward_hopper.launching import TmaGradients
 from steps.blackwell.skeleton import TARGETS, OnBlackwell, fitting
-from steps.core.fused import hole, too_long_to_simulate
-from steps.core.gradients import tiles_visited
+from steps.core.fused import hole, tiles_visited, too_long_to_simulate
 from steps.core.launch import gluon_launcher, in_a_row
 from steps.core.tiles import Tile
 from steps.core.work import Work, places
@@ -25,15 +24,14 @@ from tutorial_lib.problem import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class BlackwellGradients(OnBlackwell, TmaGradients):
-    """Kernels for sm_100 and sm_103 in Gluon for head_dim 256, with these holes filled.
+    """Kernels for sm_100 and sm_103 in Gluon for head_dim 256, with this hole filled.
 
-    of_keys, of_queries: how a cluster goes through tiles that pass by, in the kernel for dK and dV, and in that for dQ.
+    walk: how a cluster that owns queries goes through the tiles of keys.
     """
 
-    of_keys: Callable = hole(default=keys.one_by_one)
-    of_queries: Callable = hole(default=queries.one_by_one)
+    walk: Callable = hole(default=queries.one_by_one)
 
-    shown: ClassVar[str] = "The kernel whose clusters own keys (steps/backward_blackwell/queries.py has the one for dQ)"
+    shown: ClassVar[str] = "The kernel for dQ (steps/backward_blackwell/keys.py has the one for dK and dV)"
     head_dims: ClassVar[tuple[int, ...]] = (256,)
 
     @property
@@ -42,19 +40,15 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
         return True
 
     def kernel(self, problem: Problem):
-        return keys.fmha_backward_dkdv
+        return queries.fmha_backward_dq
 
     def variant(self, problem: Problem, arch: str = TARGETS[0]) -> Variant:
-        """The constants of the kernel that is shown."""
-        return self.key_variant(problem)
+        """The constants of the kernel for dQ."""
+        return self._variant(problem, OF_QUERIES, OF_QUERIES.query, OF_QUERIES.key, 2, self.walk)
 
     def key_variant(self, problem: Problem) -> Variant:
         """The constants of the kernel for dK and dV. Shared memory has room for one tile of Q and of dO."""
-        return self._variant(problem, OF_KEYS, OF_KEYS.key, OF_KEYS.query, 1, self.of_keys)
-
-    def query_variant(self, problem: Problem) -> Variant:
-        """The constants of the kernel for dQ."""
-        return self._variant(problem, OF_QUERIES, OF_QUERIES.query, OF_QUERIES.key, 2, self.of_queries)
+        return self._variant(problem, OF_KEYS, OF_KEYS.key, OF_KEYS.query, 1, keys.one_by_one)
 
     def _variant(self, problem: Problem, tile: Tile, rows: int, passing: int, stages: int, walk: Callable) -> Variant:
         return Variant(
@@ -78,10 +72,10 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
 
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
         """Of both large kernels, which bring their own tiles."""
-        return tuple(f"Own_{tile.query}x{tile.key}" for tile in (OF_KEYS, OF_QUERIES))
+        return tuple(f"Own_{tile.query}x{tile.key}" for tile in (OF_QUERIES, OF_KEYS))
 
     def work(self, problem: Problem, arch: str) -> Work:
-        """What a launch has to do, of which the kernel for dK and dV does more."""
+        """What a launch has to do, most of which the kernel for dK and dV does."""
         return Work.of_keys(problem, OF_KEYS, problem.kv_heads, places(arch, together=CTAS), problem.head_dim)
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
@@ -91,8 +85,8 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
         return self.kernel(problem), {"variant": self.variant(problem)}
 
     def kernels_ready(self, kernel, constants: tuple, problem: Problem, tensors: tuple):
-        of_queries = queries.fmha_backward_dq, (self.query_variant(problem),)
-        return self.both_ready((kernel, constants), of_queries, problem, tensors)
+        of_keys = keys.fmha_backward_dkdv, (self.key_variant(problem),)
+        return self.both_ready(of_keys, (kernel, constants), problem, tensors)
 
     def both_ready(self, of_keys: tuple, of_queries: tuple, problem: Problem, tensors: tuple):
         """As ``kernels_ready``, for both large kernels: each with its constants."""
@@ -117,7 +111,7 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
             range(4),
             self.made_for,
         )
-        of_dkdv, of_dq = self.key_variant(problem), self.query_variant(problem)
+        of_dkdv, of_dq = self.key_variant(problem), self.variant(problem)
         launched = []
         for (kernel, constants), clusters, arguments, moving in (
             (of_keys, key_clusters, key_arguments(q, k, v, do, numbers, dk, dv, problem, of_dkdv), 9),
@@ -134,23 +128,23 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
         return in_a_row([(run, [names.index(x) for x in which]) for run, which in launches], scratch, device)
 
     def compile(self, problem, arch=TARGETS[0]):
-        """The kernel for dK and dV; that for dQ is known by its code."""
+        """The kernel for dQ; that for dK and dV is known by its code."""
         self.refuse(problem, arch)
         return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))
 
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
         """As ``compile``, for a kernel that is given: see ``make_kernel_ready``."""
         self.refuse(problem, arch)
-        compiled = self._compiled(kernel, key_arguments, problem, arch, self.variant(problem), *constants)
-        blocks = CTAS * math.prod(key_clusters(problem))
-        others = (self.compile_queries(problem, arch).code,)
-        visited = CTAS * tiles_visited(problem, OF_KEYS)
+        compiled = self._compiled(kernel, query_arguments, problem, arch, self.variant(problem), *constants)
+        blocks, visited = CTAS * math.prod(query_clusters(problem)), CTAS * tiles_visited(problem, OF_QUERIES)
+        others = (self.compile_keys(problem, arch).code,)
         return replace(compiled, blocks=blocks, kv_tiles=visited, other_kernels=others)
 
-    def compile_queries(self, problem: Problem, arch: str = TARGETS[0]):
-        """The kernel for dQ."""
-        variant = self.query_variant(problem)
-        return self._compiled(queries.fmha_backward_dq, query_arguments, problem, arch, variant, variant)
+    def compile_keys(self, problem: Problem, arch: str = TARGETS[0]):
+        """The kernel for dK and dV."""
+        self.refuse(problem, arch)
+        variant = self.key_variant(problem)
+        return self._compiled(keys.fmha_backward_dkdv, key_arguments, problem, arch, variant, variant)
 
     def _compiled(self, kernel, arguments: Callable, problem: Problem, arch: str, variant: Variant, *constants):
         of_queries = (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim)
