@@ -4,13 +4,16 @@ Scores are transposed, S^T [key, query] = K Q^T, so that the weights and dS are 
 queries: dV = P^T dO, and dK = dS^T Q. All four are products of two CTAs with 128 rows together. A CTA's 64 rows take
 half of the lanes, and its last columns the other half: of tensor memory a product takes half as many columns as it has.
 
-    dV       | dK       | scores | gradients of weights | free
-    128      | 128      | 64     | 64                   | 128      of 512 columns
+    tensor memory    scores     gradients of weights    dK          dV                  free
+    512 columns      64         64                      128         128                 128
 
-That is what makes room: with 128 keys a CTA, dK and dV alone would take all 512. So do FlashAttention's kernels for
-this head_dim (https://github.com/Dao-AILab/flash-attention, ``sm100_hd256_2cta_fmha_backward_dkdvkernel.py``). A second
-factor is halved by columns. Those of the scores are queries, those of the gradients are columns of head_dim, so of Q
-and dO each CTA needs two halves, which share a quarter.
+    shared memory    K and V    Q and dO, by rows       by columns  weights and dS      together
+    of each CTA      64 KiB     64 KiB                  64 KiB      32 KiB              224 of 227 KiB
+
+That is what makes room: with 128 keys a CTA, dK and dV alone would take all 512 columns. So do FlashAttention's kernels
+for this head_dim (https://github.com/Dao-AILab/flash-attention, ``sm100_hd256_2cta_fmha_backward_dkdvkernel.py``). A
+second factor is halved by columns. Those of the scores are queries, and those of what adds up are columns of head_dim.
+So of a tile of Q, and of one of dO, each CTA has half of the rows and half of the columns.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from steps.backward_blackwell.lib import barrier_of_each, fetch, joint_barrier, 
 from steps.gluon.softmax import exp2
 
 
-class Arrays(NamedTuple):
+class KeyArrays(NamedTuple):
     """Arrays in global memory, as TMA knows them; numbers: a pointer. The columns are those of a tile's two halves."""
 
     query: object
@@ -40,7 +43,7 @@ class Arrays(NamedTuple):
     d_value: object
 
 
-class Tiles(NamedTuple):
+class KeyTiles(NamedTuple):
     """Tiles in shared memory. key and value are the cluster's own."""
 
     key: object
@@ -53,7 +56,7 @@ class Tiles(NamedTuple):
     d_scores: object
 
 
-class Columns(NamedTuple):
+class KeyColumns(NamedTuple):
     """Tensor memory: scores and gradients of weights [key, query], and sums [key, head_dim]."""
 
     scores: object
@@ -62,7 +65,7 @@ class Columns(NamedTuple):
     d_value: object
 
 
-class Barriers(NamedTuple):
+class KeyBarriers(NamedTuple):
     """mbarriers. full: TMA has brought a tile to both CTAs. done: a product has ended, and all that began before it."""
 
     keys_full: object
@@ -75,7 +78,7 @@ class Barriers(NamedTuple):
     sums_done: object
 
 
-class Work(NamedTuple):
+class KeyWork(NamedTuple):
     """What a cluster computes: its keys, and an iteration for each tile of queries, those of a head together.
 
     first: the first tile of queries that sees the keys; a_head: tiles from there.
@@ -99,7 +102,7 @@ def own_work(seq_len_q, heads, batches, padded, variant: gl.constexpr):
     first = 0
     if variant.causal:
         first = gl.minimum(tiles, key_row // variant.tile.query)
-    return Work(key_row, gl.program_id(1), gl.program_id(2), heads, batches, padded, first, tiles - first)
+    return KeyWork(key_row, gl.program_id(1), gl.program_id(2), heads, batches, padded, first, tiles - first)
 
 
 @gluon.jit
@@ -200,7 +203,7 @@ def share(weights, d_scores, tiles, variant: gl.constexpr):
 
 
 @gluon.jit
-def one_by_one(arrays, tiles, columns, barriers, work, scale, variant: gl.constexpr):
+def go_through_queries(arrays, tiles, columns, barriers, work, scale, variant: gl.constexpr):
     """All tiles of queries; products are waited for before anything else begins."""
     fetch_for_scores(arrays, tiles, barriers, work, 0, variant)
     fetch_for_sums(arrays, tiles, barriers, work, 0, variant)
@@ -242,10 +245,10 @@ def fmha_backward_dkdv(
     PASSING: gl.constexpr = [1, 1, QUERIES, HEAD_DIM]
     LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
     dtype: gl.constexpr = Q.dtype
-    arrays = Arrays(Q, QColumns, K, V, DO, DOColumns, Numbers, DK, DV)
+    arrays = KeyArrays(Q, QColumns, K, V, DO, DOColumns, Numbers, DK, DV)
 
     # --- shared memory; dK and dV leave from where K and V were ---
-    tiles = Tiles(
+    tiles = KeyTiles(
         gl.allocate_shared_memory(dtype, OWN, variant.shared),
         gl.allocate_shared_memory(dtype, OWN, variant.shared),
         gl.allocate_shared_memory(dtype, PASSING, variant.shared),
@@ -258,13 +261,13 @@ def fmha_backward_dkdv(
 
     # --- tensor memory; a key that no query sees has gradients of zero ---
     none = gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, variant.all_columns)
-    columns = Columns(
+    columns = KeyColumns(
         blackwell.allocate_tensor_memory(gl.float32, [KEYS, QUERIES], variant.scores),
         blackwell.allocate_tensor_memory(gl.float32, [KEYS, QUERIES], variant.scores),
         blackwell.allocate_tensor_memory(gl.float32, [KEYS, HEAD_DIM], variant.sums, none),
         blackwell.allocate_tensor_memory(gl.float32, [KEYS, HEAD_DIM], variant.sums, none),
     )
-    barriers = Barriers(
+    barriers = KeyBarriers(
         joint_barrier(),
         joint_barrier(),
         joint_barrier(),

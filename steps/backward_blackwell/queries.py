@@ -3,10 +3,13 @@
 S = Q K^T and the gradients of weights dO V^T are products of two CTAs with 256 rows together, and so is dQ = dS K. Its
 first factor, dS, lies in tensor memory:
 
-    dQ       | scores | gradients of weights | dS      | free
-    256      | 64     | 64                   | 32      | 96       of 512 columns
+    tensor memory    scores     gradients of weights    dS          dQ                  free
+    512 columns      64         64                      32          256                 96
 
-dQ needs K halved by columns of head_dim, and the scores need K halved by keys: each CTA has both halves.
+    shared memory    Q and dO   K and V, by rows        K by columns                    together
+    of each CTA      128 KiB    2 slots of 32 KiB       2 slots of 16 KiB               224 of 227 KiB
+
+The scores need K halved by keys, and dQ needs it halved by columns of head_dim: each CTA has both halves.
 """
 
 from __future__ import annotations

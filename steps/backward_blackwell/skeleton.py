@@ -48,7 +48,7 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
 
     def key_variant(self, problem: Problem) -> Variant:
         """The constants of the kernel for dK and dV. Shared memory has room for one tile of Q and of dO."""
-        return self._variant(problem, OF_KEYS, OF_KEYS.key, OF_KEYS.query, 1, keys.one_by_one)
+        return self._variant(problem, OF_KEYS, OF_KEYS.key, OF_KEYS.query, 1, keys.go_through_queries)
 
     def _variant(self, problem: Problem, tile: Tile, rows: int, passing: int, stages: int, walk: Callable) -> Variant:
         return Variant(
@@ -117,8 +117,8 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
             (of_keys, key_clusters, key_arguments(q, k, v, do, numbers, dk, dv, problem, of_dkdv), 9),
             (of_queries, query_clusters, query_arguments(q, k, v, do, numbers, dq, problem, of_dq), 7),
         ):
-            passed, how = (*arguments, *constants), (self.made_for, CTAS)
-            launched.append(gluon_launcher(kernel, clusters(problem), passed, WARPS, device, range(moving), *how))
+            how, passed = {"simulated": self.made_for, "ctas": CTAS}, (*arguments, *constants)
+            launched.append(gluon_launcher(kernel, clusters(problem), passed, WARPS, device, range(moving), **how))
         names = ["q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "numbers"]
         launches = [
             (preparing, ["o", "do", "lse", "numbers"]),
