@@ -11,17 +11,17 @@ from typing import ClassVar
 from steps.backward_hopper import adding as by
 from steps.backward_hopper import apart, lib, loop, roles, spare, together
 from steps.backward_hopper import products as with_wgmma
+from steps.backward_hopper.launching import TmaGradients
 from steps.backward_hopper.rows import first_head_first, prepare, scaled
 from steps.backward_hopper.variant import ROWS, WARPS, Variant
-from steps.core.fused import FusedStep, hole, too_long_to_simulate
-from steps.core.gradients import GradientStep, tiles_visited
+from steps.core.fused import hole, too_long_to_simulate
+from steps.core.gradients import tiles_visited
 from steps.core.launch import gluon_launcher, in_a_row
 from steps.core.order import tiles_a_head
 from steps.core.rules import Rule, rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.core.work import Work, places
-from steps.gluon.tensors import contiguous_copy
-from steps.hopper.launching import describable
+from steps.hopper.launching import described
 from steps.hopper.lib import NO_TURNS, Turns
 from tutorial_lib import compiler
 from tutorial_lib.problem import Problem
@@ -38,7 +38,7 @@ LEAST_ITERATIONS = 6  # that each tile of queries takes at least, in the mean, f
 
 
 @dataclass(frozen=True, kw_only=True)
-class HopperGradients(GradientStep, FusedStep):
+class HopperGradients(TmaGradients):
     """Kernels for sm_90 in Gluon, with these holes filled. Each piece is explained where it is defined.
 
     generation: the kernel, which reads from top to bottom in a module of its own. ``spare`` runs where there are
@@ -251,45 +251,7 @@ class HopperGradients(GradientStep, FusedStep):
         missing |= set() if variant.counts else {"Counts"}
         return kernel, {"variant": variant, **dict.fromkeys(n for n in kernel.arg_names if n in missing)}
 
-    def make_ready(self, problem, tensors, out):
-        return self.make_kernel_ready(self.kernel(problem), problem, tensors, out, self.variant(problem))
-
-    def make_kernel_ready(self, kernel, problem: Problem, tensors, out, *constants):
-        """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take."""
-        import torch
-
-        fits = [describable(x) for x in (*tensors[:4], tensors[5])]
-        into = [out is not None and describable(x) for x in (out or ())] or [False] * 3
-
-        def fitted(q, k, v, o, do):
-            """The tensors as TMA takes them, or copies."""
-            return [x if fit else contiguous_copy(x) for x, fit in zip((q, k, v, o, do), fits, strict=True)]
-
-        place = partial(torch.empty_like, memory_format=torch.contiguous_format)
-
-        def places(q, k, v, out):
-            """Where dQ, dK and dV are written."""
-            return [out[n] if into[n] else place(x) for n, x in enumerate((q, k, v))]
-
-        q, k, v, o, do = fitted(*tensors[:4], tensors[5])
-        run = self._kernels_ready(kernel, constants, problem, (q, k, v, o, tensors[4], do, *places(q, k, v, out)))
-        as_they_are = all(fits)
-
-        def launch(q, k, v, o, lse, do, out):
-            if not as_they_are:
-                q, k, v, o, do = fitted(q, k, v, o, do)
-            if out is None:
-                dq, dk, dv = place(q), place(k), place(v)
-                run(q, k, v, o, lse, do, dq, dk, dv)
-                return dq, dk, dv
-            made = places(q, k, v, out)
-            run(q, k, v, o, lse, do, *made)
-            return tuple(given if given is x else given.copy_(x) for given, x in zip(out, made, strict=True))
-
-        return launch
-
-    def _kernels_ready(self, kernel, constants: tuple, problem: Problem, tensors: tuple):
-        """``run(q, k, v, o, lse, do, dq, dk, dv)`` launches the kernels; tensors: those of the first call."""
+    def kernels_ready(self, kernel, constants: tuple, problem: Problem, tensors: tuple):
         import torch
 
         q, k, v, o, lse, do, dq, dk, dv = tensors
@@ -426,23 +388,18 @@ def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int,
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     tile = variant.tile
-
-    def described(x, rows: int, columns: int = variant.head_dim, layout=variant.shared):
-        # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
-        strides = [stride if n > 1 else problem.head_dim for stride, n in zip(x.stride()[:3], x.shape)]
-        return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
-
+    tiles = partial(described, columns=variant.head_dim, layout=variant.shared)
     if variant.adding.by_tma:
         sums = described(sums, variant.query_rows, variant.query_columns, variant.shared_sums)
 
     return (
-        described(q, tile.query),
-        described(k, tile.key),
-        described(v, tile.key),
-        described(do, tile.query),
+        tiles(q, tile.query),
+        tiles(k, tile.key),
+        tiles(v, tile.key),
+        tiles(do, tile.query),
         TensorDescriptor(numbers, list(numbers.shape), [padded, 1], [1, tile.query], variant.shared_numbers),
         sums,
-        *(into if variant.sharing > 1 else described(into, tile.key) for into in (dk, dv)),
+        *(into if variant.sharing > 1 else tiles(into, tile.key) for into in (dk, dv)),
         problem.effective_scale / math.log(2),
         problem.seq_len_q,
         problem.seq_len_kv,

@@ -13,6 +13,7 @@ from steps.core.order import DEALT, NATURAL, SECTION_BYTES, Order
 from steps.core.tiles import Tile
 from steps.hopper.launching import TmaStep
 from tutorial_lib.architectures import ARCHITECTURES, TENSOR_COLUMNS
+from tutorial_lib.compiled import Compiled
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.problem import Problem
 
@@ -41,22 +42,12 @@ def triton_is_new() -> bool:
     return hasattr(blackwell.tensor_memory_descriptor_type, "get_reg_layout")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlackwellStep(TmaStep):
-    """A fused kernel for sm_100 and sm_103 in Gluon: ``steps.blackwell.kernel.fmha`` with these holes filled.
-
-    roles: which warps do what (``steps.blackwell.variant``). emulated: which exponentials are a polynomial.
-
-    No such GPU was at hand: these steps are compiled, and run on the simulator, and were never timed.
-    """
-
-    roles: Roles | Cluster | Literal["all alike"] = hole(default="all alike")
-    emulated: Emulated = hole(default=Emulated())
+class OnBlackwell:
+    """What all steps for Blackwell have in common. No such GPU was at hand: they were never timed."""
 
     backend: ClassVar[str] = "blackwell"
     architectures: ClassVar[tuple[str, ...]] = TARGETS  # on some others, LLVM would end the process
     elsewhere: ClassVar[str] = f"made of tcgen05 and tensor memory, for {' and '.join(TARGETS)}, not for {{}}"
-    head_dims: ClassVar[tuple[int, ...]] = HEAD_DIMS
     made_for: ClassVar[str] = TARGETS[0]
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
@@ -65,6 +56,30 @@ class BlackwellStep(TmaStep):
         if not triton_is_new():
             return "needs Triton 3.9 or newer, whose Gluon has what these kernels are made of"
         return None
+
+
+def fitting(compiled: Compiled) -> Compiled:
+    """The kernel; raises CompilerError for one that no block has room for, which Triton does not."""
+    for what, needed, there in (
+        ("bytes of shared memory", compiled.shared_bytes, MOST_SHARED),
+        ("columns of tensor memory", compiled.tensor_columns or 0, MOST_COLUMNS),
+    ):
+        if needed > there:
+            raise CompilerError(f"the kernel needs {needed} {what}, and a block has {there}")
+    return compiled
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlackwellStep(OnBlackwell, TmaStep):
+    """A fused kernel for sm_100 and sm_103 in Gluon: ``steps.blackwell.kernel.fmha`` with these holes filled.
+
+    roles: which warps do what (``steps.blackwell.variant``). emulated: which exponentials are a polynomial.
+    """
+
+    roles: Roles | Cluster | Literal["all alike"] = hole(default="all alike")
+    emulated: Emulated = hole(default=Emulated())
+
+    head_dims: ClassVar[tuple[int, ...]] = HEAD_DIMS
 
     def variant(self, problem: Problem, arch: str = TARGETS[0]) -> Variant:
         """The constants that ``problem`` is compiled with."""
@@ -83,12 +98,5 @@ class BlackwellStep(TmaStep):
         return GROUP_WARPS * variant.warpgroups
 
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
-        """As ``TmaStep``; raises CompilerError for a kernel that no block has room for, which Triton does not."""
-        compiled = super().compile_kernel(kernel, problem, arch, *constants)
-        for what, needed, there in (
-            ("bytes of shared memory", compiled.shared_bytes, MOST_SHARED),
-            ("columns of tensor memory", compiled.tensor_columns or 0, MOST_COLUMNS),
-        ):
-            if needed > there:
-                raise CompilerError(f"the kernel needs {needed} {what}, and a block has {there}")
-        return compiled
+        """As ``TmaStep``; raises CompilerError also where a block has no room."""
+        return fitting(super().compile_kernel(kernel, problem, arch, *constants))

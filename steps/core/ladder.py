@@ -55,7 +55,7 @@ PARTS = (
         "blackwell",
         "Blackwell: tensor memory and tcgen05, compiled and simulated, not timed",
         range(600, 700),
-        ("blackwell",),
+        ("blackwell", "backward_blackwell"),
         untimed=NO_SUCH_GPU,
     ),
     Part("cdna", "AMD CDNA: MFMA and LDS, compiled and simulated, not timed", range(700, 800), ("cdna",), NO_SUCH_GPU),

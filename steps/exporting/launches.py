@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
 
+from steps.backward_blackwell import keys, lib
+from steps.backward_blackwell import variant as blackwell
+from steps.backward_blackwell.skeleton import BlackwellGradients
 from steps.backward_cutile import kernel as backward_kernels
 from steps.backward_cutile.skeleton import ROWS, CuTileGradients
 from steps.backward_hopper import rows
@@ -20,7 +23,7 @@ from steps.core.tiles import Tile
 from steps.cutile.skeleton import CuTileStep
 from steps.everyday import decoding
 from steps.everyday.decode_kernel import make_merge
-from steps.exporting.tables import backward_notes, forward_notes, tables
+from steps.exporting.tables import backward_notes, forward_notes, query_notes, tables
 from steps.gluon.launching import PointerStep
 from steps.hopper.launching import TmaStep
 from tutorial_lib.architectures import REFERENCE_GPUS
@@ -227,6 +230,31 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_numbers", "shared_sums")}
     templates = ("checks", "descriptors", "backward_hopper")
     return Launch(templates, kernels, values, layouts, [REWRITTEN], lambda: tables(backward_notes(step, problem)))
+
+
+@launch_of.register
+def _of_blackwell_gradients(step: BlackwellGradients, problem: Problem, arch: str) -> Launch:
+    variant, key_variant, rows = step.variant(problem), step.key_variant(problem), blackwell.Rows(problem.head_dim)
+    kernels = {
+        "kernel": step.entry(problem, arch),
+        "of_keys": (keys.fmha_backward_dkdv, {"variant": key_variant}),
+        "prepare": (lib.prepare, {"variant": rows}),
+    }
+    values = {
+        "rows": variant.tile.query,
+        "tile_key": variant.tile.key,
+        "ragged": variant.ragged,
+        "keys_query": key_variant.tile.query,
+        "keys_key": key_variant.tile.key,
+        "at_once": variant.at_once,
+        "warps": blackwell.WARPS,
+        "ctas": blackwell.CTAS,
+        "small_rows": rows.tile.query,
+        "small_warps": blackwell.ROW_WARPS,
+    }
+    layouts = {name: getattr(variant, name) for name in ("shared", "shared_columns")}
+    templates = ("checks", "descriptors", "backward_blackwell")
+    return Launch(templates, kernels, values, layouts, tables=lambda: tables(query_notes(step, problem)))
 
 
 def hosts(name: str, values: dict) -> tuple[str, ...]:

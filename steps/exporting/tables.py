@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from steps.backward_blackwell.skeleton import BlackwellGradients, query_arguments
+from steps.backward_blackwell.variant import CTAS, WARPS
 from steps.backward_hopper.skeleton import HopperGradients, rates
 from steps.backward_hopper.skeleton import arguments as of_backward
 from steps.gluon.tensors import shapes
@@ -175,6 +177,17 @@ def backward_notes(step: HopperGradients, problem: Problem) -> Notes:
         strides = (q.stride()[:3], q.stride()[:3], sums.stride()[:3], q.stride()[:3])
         passed = (*passed, sums, q, numbers, q, do, sums, strides, rates(small, variant))
     return noted_launch(step.kernel(problem), passed, variant.warps, step.made_for, blocks=(1, small.kv_heads, batch))
+
+
+def query_notes(step: BlackwellGradients, problem: Problem) -> Notes:
+    """Likewise, of the kernel for dQ."""
+    import torch
+
+    variant = step.variant(problem)
+    small, (q, k, v, do) = few_tiles(problem, variant.tile.query, TILES * variant.tile.key)
+    numbers = torch.zeros(2 * small.heads, variant.tile.query)
+    passed = (*query_arguments(q, k, v, do, numbers, q, small, variant), variant)
+    return noted_launch(step.kernel(problem), passed, WARPS, step.made_for, CTAS)
 
 
 def few_tiles(problem: Problem, queries: int, keys: int | None = None, batch: int = 1) -> tuple[Problem, list]:

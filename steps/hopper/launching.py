@@ -195,27 +195,27 @@ def describable(x) -> bool:
     return even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
 
 
+def described(x, rows: int, columns: int, layout):
+    """A tensor [batch, head, row, column] as TMA brings tiles of it, or stores them."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
+    strides = [stride if n > 1 else x.shape[3] for stride, n in zip(x.stride()[:3], x.shape)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
+
+
 def arguments(q, k, v, o, problem: Problem, scale: float, order, variant) -> tuple:
     """What a launch passes to ``fmha`` in front of the variant; the scale is in base 2, as the hardware's is.
 
     order: order and starts, see ``steps.core.order``; what follows them is not read here.
     """
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    def described(x, rows: int, layout, columns: int = variant.head_dim):
-        if problem.lengths is not None:
-            return packed.described(x, rows, columns, layout)
-        # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
-        strides = [stride if n > 1 else problem.head_dim for stride, n in zip(x.stride()[:3], x.shape)]
-        box = [1, 1, rows, columns]
-        return TensorDescriptor(x, list(x.shape), [*strides, 1], box, layout)
-
-    keys, queries = variant.tile.key, variant.rows
+    describe = described if problem.lengths is None else packed.described
+    keys, queries, columns = variant.tile.key, variant.rows, variant.head_dim
     return (
-        described(q, queries, variant.shared),
-        described(k, keys, variant.shared_key),
-        described(v, keys, variant.shared_value),
-        described(o, queries, variant.shared, variant.output_columns),
+        describe(q, queries, columns, variant.shared),
+        describe(k, keys, columns, variant.shared_key),
+        describe(v, keys, columns, variant.shared_value),
+        describe(o, queries, variant.output_columns, variant.shared),
         *order[:2],
         scale / math.log(2),
         problem.seq_len_kv,

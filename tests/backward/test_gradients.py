@@ -176,7 +176,7 @@ def test_a_direction_has_its_own_steps():
     assert {step.direction for step in GRADIENTS} == {"backward"}
     numbers = [step.number for step in GRADIENTS]
     assert numbers == sorted(set(numbers))
-    assert {part_of(number).name for number in numbers} == {"backward", "backward_hopper"}
+    assert {part_of(number).name for number in numbers} == {"backward", "backward_hopper", "blackwell"}
 
 
 def test_what_a_pass_costs():

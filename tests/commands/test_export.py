@@ -71,9 +71,8 @@ def launches(monkeypatch):
     from triton import knobs
 
     found = Launches()
-    for module in map(
-        import_module, ("steps.gluon.launching", "steps.hopper.launching", "steps.backward_hopper.skeleton")
-    ):
+    for name in ("gluon.launching", "hopper.launching", "backward_hopper.skeleton", "backward_blackwell.skeleton"):
+        module = import_module(f"steps.{name}")
 
         def launcher(kernel, blocks, arguments, warps, *more, real=module.gluon_launcher, ctas=1, **asked):
             run = real(kernel, blocks, arguments, warps, *more, ctas=ctas, **asked)
@@ -137,7 +136,8 @@ STEPS = [step for step in whole_ladder() if isinstance(step, FusedStep)]
 def case(step, **changes):
     """A small problem that a step is for, with lengths that differ and fill no tile."""
     usual = step.default_problem
-    shape = {"batch": 1, "heads": 4, "seq_len_q": 200, "seq_len_kv": 150, "head_dim": 64, "causal": usual.causal}
+    shape = {"batch": 1, "heads": 4, "seq_len_q": 200, "seq_len_kv": 150, "causal": usual.causal}
+    shape |= {"head_dim": 64 if step.takes_head_dim(64) else usual.head_dim}
     shape |= {"window": usual.window and 70, "softcap": usual.softcap, "page_size": usual.page_size}
     shape |= {"kv_heads": 2} if usual.group_size > 1 else {}
     shape |= {"seq_len_q": 1} if usual.seq_len_q == 1 else {}

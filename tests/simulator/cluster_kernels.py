@@ -18,9 +18,10 @@ BOTH = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0], cga_layout=
 ALONE = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 PAIR = gl.constexpr(TensorMemoryLayout((128, 128), col_stride=1, cga_layout=[[1, 0]], two_ctas=True))
 EACH = gl.constexpr(TensorMemoryLayout((128, 128), col_stride=1, cga_layout=[[1, 0]]))
-OF_PAIR, OF_EACH = (
-    gl.constexpr(tensor_memory_descriptor_type(gl.float32, [256, 128], layout.value, [256, 128]).get_reg_layout(4))
-    for layout in (PAIR, EACH)
+PAIR_OF_64 = gl.constexpr(TensorMemoryLayout((64, 128), col_stride=1, cga_layout=[[1, 0]], two_ctas=True))
+OF_PAIR, OF_EACH, OF_PAIR_OF_64 = (
+    gl.constexpr(tensor_memory_descriptor_type(gl.float32, [rows, 128], layout.value, [rows, 128]).get_reg_layout(4))
+    for layout, rows in ((PAIR, 256), (EACH, 256), (PAIR_OF_64, 128))
 )
 
 
@@ -84,13 +85,16 @@ def brought_to_both(source, target, meets: gl.constexpr):
 
 @gluon.jit
 def of_both(left, right, target, joint: gl.constexpr, waits: gl.constexpr):
-    """target = left @ right, 256 x 128 numbers, one product of two CTAs.
+    """target = left @ right, 256 x 128 or 128 x 128 numbers, one product of two CTAs.
 
     joint: the first CTA waits for the factors in both; else each waits for its own. waits: for the product.
     """
+    ROWS: gl.constexpr = left.block_shape[0]
+    SUMS: gl.constexpr = PAIR if ROWS == 256 else PAIR_OF_64
+    LOADED: gl.constexpr = OF_PAIR if ROWS == 256 else OF_PAIR_OF_64
     a = gl.allocate_shared_memory(left.dtype, left.block_shape, left.layout)
     b = gl.allocate_shared_memory(right.dtype, right.block_shape, right.layout)
-    sums = allocate_tensor_memory(gl.float32, [256, 128], PAIR)
+    sums = allocate_tensor_memory(gl.float32, [ROWS, 128], SUMS)
     ready = joint_barrier() if joint else own_barrier(1)
     done = own_barrier(1)
     mbarrier.expect(ready, left.nbytes_per_cta + right.nbytes_per_cta)
@@ -100,7 +104,7 @@ def of_both(left, right, target, joint: gl.constexpr, waits: gl.constexpr):
     tcgen05_mma(a, b, sums, use_acc=False, mbarriers=[done])
     if waits:
         mbarrier.wait(done, 0)
-    gl.store(places(target, 256, 128, OF_PAIR), sums.load(OF_PAIR))
+    gl.store(places(target, ROWS, 128, LOADED), sums.load(LOADED))
     mbarrier.wait(done, 0)
 
 
@@ -173,3 +177,34 @@ def end_phase(barrier):
 def with_roles():
     done = own_barrier(1)
     gl.warp_specialize([(await_phase, (done,)), (end_phase, (done,))], [1], [24])
+
+
+@gluon.jit
+def places_of_64_rows(number: gl.constexpr):
+    """So many places of 64 rows in each CTA, which take 64 columns."""
+    allocate_tensor_memory(gl.float32, [number, 128, 128], PAIR_OF_64)
+
+
+@gluon.jit
+def slice_of_64_rows():
+    allocate_tensor_memory(gl.float32, [128, 128], PAIR_OF_64).slice(0, 64)
+
+
+@gluon.jit
+def factor_of_64_rows():
+    """A first factor of 64 rows in each CTA lies in tensor memory."""
+    sums = allocate_tensor_memory(gl.float32, [128, 128], PAIR_OF_64)
+    weights = allocate_tensor_memory(gl.float16, [128, 128], PAIR_OF_64)
+    b = gl.allocate_shared_memory(gl.float16, [128, 128], gl.NVMMASharedLayout(128, 16, rank=2, cga_layout=[[0, 1]]))
+    done = own_barrier(1)
+    tcgen05_mma(weights, b, sums, use_acc=False, mbarriers=[done])
+
+
+@gluon.jit
+def reports_at_once(bytes_per_cta: gl.constexpr):
+    """Each CTA announces bytes to a joint barrier as soon as it has made it, behind stores that take their time."""
+    zeros = gl.full([256, 128], 0.0, gl.float32, OF_PAIR)
+    allocate_tensor_memory(gl.float32, [256, 128], PAIR, zeros)
+    allocate_tensor_memory(gl.float32, [256, 128], PAIR, zeros)
+    ready = joint_barrier()
+    mbarrier.expect(ready, bytes_per_cta)

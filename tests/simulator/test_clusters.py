@@ -69,14 +69,16 @@ def test_a_copy_to_both_must_know_that_both_are_ready():
     assert "race on place (block (0, 0, 0), CTA 1)" in told and "after: read by all warps of CTA 1" in told
 
 
-def test_two_ctas_compute_one_product(factors):
+@pytest.mark.parametrize("rows", [256, 128])
+def test_two_ctas_compute_one_product(factors, rows):
     left, right, exact, target = factors
-    tiles = described(left, 256, 64, [1, 0]), described(right, 64, 128, [0, 1])
+    left, exact, target = left[:rows].clone(), exact[:rows], target[:rows]
+    tiles = described(left, rows, 64, [1, 0]), described(right, 64, 128, [0, 1])
     for seed in SEEDS:
         found = run(kernels.of_both, *tiles, target, True, True, seed=seed)
         assert not found.found
         torch.testing.assert_close(target, exact)
-    of_one = 2 * 128 * 64 * 128 / B200.tcgen05
+    of_one = 2 * rows // 2 * 64 * 128 / B200.tcgen05
     assert run(kernels.of_both, *tiles, target, True, True).busy["tensor cores"] == 2 * of_one
 
 
@@ -102,6 +104,17 @@ def test_products_of_each_tell_both(factors):
             run(kernels.of_each, *tiles, target, 1, seed=seed)
 
 
+def test_64_rows_in_each_cta_take_half_as_many_columns_as_they_have():
+    assert not run(kernels.places_of_64_rows, 512 // 64).found
+    with pytest.raises(KernelError, match="576 columns of tensor memory, of 512"):
+        run(kernels.places_of_64_rows, 576 // 64)
+
+
+def test_no_cta_reports_to_the_other_before_both_have_made_their_barriers():
+    for seed in range(20):
+        assert not run(kernels.reports_at_once, 0, seed=seed).found
+
+
 def test_both_arrive_at_a_joint_barrier():
     for seed in SEEDS:
         assert not run(kernels.arrives_jointly, seed=seed).found
@@ -114,6 +127,8 @@ def test_both_arrive_at_a_joint_barrier():
         (kernels.halved_otherwise, Unknown, "no reshape of the axis that the CTAs of a cluster halve"),
         (kernels.to_all, Unknown, "no exchange of tiles between CTAs"),
         (kernels.of_one_cta, KernelError, "a layout for 1 CTAs in a cluster of 2"),
+        (kernels.slice_of_64_rows, Unknown, "slices no tensor memory of 64 rows"),
+        (kernels.factor_of_64_rows, Unknown, "no first factor of 64 rows in tensor memory"),
         (kernels.with_roles, Unknown, "no warp_specialize in a cluster"),
     ],
 )

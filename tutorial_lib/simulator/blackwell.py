@@ -7,8 +7,10 @@ the same ("tcgen05 Memory Consistency Model", pipelined instructions). ``tcgen05
 all that its thread began before has ended.
 
 In a cluster two CTAs may compute a product together (``.cta_group::2``). Each has its rows of the first factor and of
-the sum, and half of the second factor's columns, which the tensor cores of both read. The first CTA begins it, and its
-commits arrive in both. Products of one CTA may arrive in both, too: then the second factor came to both by multicast.
+the sum, and half of the second factor's columns, which the tensor cores of both read. With 64 rows in each CTA the
+first 64 lanes have the first half of a sum's columns, and the others the second half ("Data Path Layout B"): it takes
+half as many columns of tensor memory. The first CTA begins a product, and its commits arrive in both. Products of one
+CTA may arrive in both, too: then the second factor came to both by multicast.
 
 Cluster launch control (PTX ISA, "clusterlaunchcontrol"): a block asks for one that has not begun, which then never
 begins, and gets its place in the grid. The answer comes to shared memory some time later, and an mbarrier counts its
@@ -46,6 +48,8 @@ class TensorMemory(Memory):
 
     def slice(self, start, length, dim: int | None = None) -> TensorMemory:
         """Some of the columns."""
+        if self.data.shape[-2] < LANES:
+            raise Unknown(at(f"the simulator slices no tensor memory of {self.data.shape[-2]} rows"))
         self._inside(int(start), int(length), self.data.shape[-1])
         return self._view(self.data.narrow(-1, int(start), int(length)))
 
@@ -114,15 +118,21 @@ class TensorMemory(Memory):
 def _note(block, what: str, written: bool, place: TensorMemory, begin: float, end: float) -> None:
     """Note for who asks for a trace which columns were read or written."""
     if block.run.trace is not None:
-        row = place.data.stride(0) * place.data.itemsize  # bytes between lanes
-        part, within = divmod(place.data.storage_offset() * place.data.itemsize, LANES * row)
-        first = block.first_columns[place.buffer] + (part * row + within) // COLUMN_BYTES
-        count = place.data.shape[-1] * place.data.itemsize // COLUMN_BYTES
+        rows, row = place.data.shape[-2], place.data.stride(0) * place.data.itemsize  # bytes between rows
+        part, within = divmod(place.data.storage_offset() * place.data.itemsize, rows * row)
+        first = block.first_columns[place.buffer] + (part * row * rows // LANES + within) // COLUMN_BYTES
+        count = _columns(place.data.shape, place.data.itemsize)
         block.run.columns.append((block.key, what, written, first, count, begin - block.began, end - block.began))
 
 
+def _columns(shape, itemsize: int) -> int:
+    """Columns that a place takes: of 64 rows all lanes are used, and the second half of them has the last columns."""
+    return math.prod(shape) * itemsize // (LANES * COLUMN_BYTES)
+
+
 def _packed(layout) -> None:
-    if layout.col_stride != 1 or layout.block[0] != LANES or halved(layout) == -1:
+    rows = (LANES, LANES // 2) if layout.two_ctas else (LANES,)
+    if layout.col_stride != 1 or layout.block[0] not in rows or halved(layout) == -1:
         raise Unknown(at(f"the simulator has no tensor memory laid out as {layout}"))
 
 
@@ -135,10 +145,10 @@ def allocate_tensor_memory(element_ty, shape, layout, value: Tensor | None = Non
     if block.tensor_columns and layout.two_ctas != block.pair:
         raise KernelError(at("tensor memory for products of two CTAs, and for those of one: a kernel has either"))
     block.pair = layout.two_ctas
-    if shape[-2] != LANES:
-        raise KernelError(at(f"a place with {shape[-2]} lanes in tensor memory, which has {LANES}"))
+    if shape[-2] != layout.block[0]:
+        raise KernelError(at(f"a place with {shape[-2]} rows in tensor memory, whose layout has {layout.block[0]}"))
     first = block.tensor_columns
-    block.tensor_columns += math.prod(shape[:-2]) * shape[-1] * kind.itemsize // COLUMN_BYTES
+    block.tensor_columns += _columns(shape, kind.itemsize)
     if block.tensor_columns > block.machine.tensor_columns:
         told = f"{block.tensor_columns} columns of tensor memory, of {block.machine.tensor_columns}"
         raise KernelError(at(told))
@@ -229,7 +239,16 @@ def _fit(a, b, acc) -> None:
     if not pair and (b.halved is not None or a.halved != acc.halved):
         raise KernelError(at("a product of one CTA whose factors do not belong together"))
     (m, k), (depth, n), of_n = a.data.shape, (b.data.shape[0], b.shape[1]), PAIR_COLUMNS if pair else LEAST_DEPTH
-    if k != depth or (m, n) != acc.data.shape or m != LANES or k % LEAST_DEPTH or n % of_n or n > MOST_COLUMNS:
+    if m < LANES and isinstance(a, TensorMemory):
+        raise Unknown(at(f"the simulator has no first factor of {m} rows in tensor memory"))
+    if (
+        k != depth
+        or (m, n) != acc.data.shape
+        or m != acc.layout.block[0]
+        or k % LEAST_DEPTH
+        or n % of_n
+        or n > MOST_COLUMNS
+    ):
         raise KernelError(at(f"a product {a.shape} times {b.shape} into {acc.shape}"))
 
 

@@ -98,14 +98,14 @@ def barrier_at(view: Memory, made: bool = True, block: Block | None = None) -> M
     made: raise KernelError where it was not initialised.
     """
     own = state.block()
+    if made and own.uninitialised:
+        _initialised_for_both(own)
     block = own.cluster.blocks[0] if is_joint(view) else block or own
     if block is not own:
         view = view.of(block)
     key = view.buffer, view.data.storage_offset()
     if key not in block.barriers:
         block.barriers[key] = MBarrier(block, view.buffer, view.data.storage_offset() // max(1, view.data.numel()))
-    if made and own.uninitialised:
-        _initialised_for_both(own)
     if made and block.barriers[key].count is None:
         raise KernelError(at("a barrier that was not initialised"))
     return block.barriers[key]

@@ -1,0 +1,56 @@
+"""Pieces that both large kernels share: mbarriers, copies by TMA, weights, and the small kernel in front.
+
+No piece knows of a step.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from steps.backward_hopper.rows import prepare_rows
+from steps.blackwell.together import cluster_ring
+
+
+@gluon.jit
+def joint_barrier():
+    """An mbarrier of both CTAs: TMA tells it what it brings to either, and only the first CTA waits."""
+    return cluster_ring(1, 1, True).index(0)
+
+
+@gluon.jit
+def barrier_of_each():
+    """An mbarrier of each CTA, which a product of both completes in both."""
+    return cluster_ring(1, 1, False).index(0)
+
+
+@gluon.jit
+def fetch(array, slot, full, batch, head, row):
+    """Ask TMA for a tile: each CTA asks for its half."""
+    mbarrier.expect(full, array.nbytes_per_cta)
+    tma.async_load(array, [batch, head, row, 0], full, slot)
+
+
+@gluon.jit
+def matrix(tile):
+    """A tile in shared memory as a matrix [row, head_dim]."""
+    return tile.reshape([tile.shape[2], tile.shape[3]])
+
+
+@gluon.jit
+def numbers_of(Numbers, line, row, count: gl.constexpr, padded, layout: gl.constexpr):
+    """The numbers of so many queries of a head, from ``row`` on; rows are padded to whole tiles."""
+    offset = line.to(gl.int64) * padded + row + gl.arange(0, count, layout)
+    return gl.load(Numbers + gl.max_contiguous(gl.multiple_of(offset, [4]), [4]))
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches"])
+def prepare(
+    Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, seq_len_q, padded, heads, batches, variant: gl.constexpr
+):  # fmt: skip
+    """For every query the log-sum-exp in base 2, and behind all of these D, the sum of dO O over head_dim."""
+    prepare_rows(
+        Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, gl.program_id(0) * variant.tile.query,
+        gl.program_id(1), gl.program_id(2), heads, batches, seq_len_q, padded, False, variant,
+    )  # fmt: skip

@@ -1,0 +1,65 @@
+"""How backward kernels that TMA brings tiles to are launched: what Hopper's and Blackwell's steps share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from steps.core.fused import FusedStep
+from steps.core.gradients import GradientStep
+from steps.gluon.tensors import contiguous_copy
+from steps.hopper.launching import describable
+from tutorial_lib.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class TmaGradients(GradientStep, FusedStep):
+    """Backward kernels in Gluon that take tensors as TMA describes them.
+
+    Its skeleton offers ``kernel``, ``variant`` and ``kernels_ready``.
+    """
+
+    def kernel(self, problem: Problem):
+        """The function that is launched; of several the one whose blocks own keys."""
+        raise NotImplementedError
+
+    def kernels_ready(self, kernel, constants: tuple, problem: Problem, tensors: tuple):
+        """``run(q, k, v, o, lse, do, dq, dk, dv)`` launches the kernels; tensors: those of the first call."""
+        raise NotImplementedError
+
+    def make_ready(self, problem, tensors, out):
+        return self.make_kernel_ready(self.kernel(problem), problem, tensors, out, self.variant(problem))
+
+    def make_kernel_ready(self, kernel, problem: Problem, tensors, out, *constants):
+        """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take."""
+        import torch
+
+        fits = [describable(x) for x in (*tensors[:4], tensors[5])]
+        into = [out is not None and describable(x) for x in (out or ())] or [False] * 3
+
+        def fitted(q, k, v, o, do):
+            """The tensors as TMA takes them, or copies."""
+            return [x if fit else contiguous_copy(x) for x, fit in zip((q, k, v, o, do), fits, strict=True)]
+
+        place = partial(torch.empty_like, memory_format=torch.contiguous_format)
+
+        def places(q, k, v, out):
+            """Where dQ, dK and dV are written."""
+            return [out[n] if into[n] else place(x) for n, x in enumerate((q, k, v))]
+
+        q, k, v, o, do = fitted(*tensors[:4], tensors[5])
+        run = self.kernels_ready(kernel, constants, problem, (q, k, v, o, tensors[4], do, *places(q, k, v, out)))
+        as_they_are = all(fits)
+
+        def launch(q, k, v, o, lse, do, out):
+            if not as_they_are:
+                q, k, v, o, do = fitted(q, k, v, o, do)
+            if out is None:
+                dq, dk, dv = place(q), place(k), place(v)
+                run(q, k, v, o, lse, do, dq, dk, dv)
+                return dq, dk, dv
+            made = places(q, k, v, out)
+            run(q, k, v, o, lse, do, *made)
+            return tuple(given if given is x else given.copy_(x) for given, x in zip(out, made, strict=True))
+
+        return launch
