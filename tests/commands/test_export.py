@@ -302,6 +302,7 @@ LONGER = {
     "warp_roles": 470,
     "lazy_rescaling": 525,
     "blackwell_persistent": 595,
+    "hopper_window": 470,
     "hopper_soft_cap": 480,
 }
 ABOUT_HERE = re.compile(r"tutorial_lib|steps\.(?!export)|(?:from|import) steps|\w\.py\b|skeleton|notebook")
