@@ -38,7 +38,7 @@ QUERIES = "TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8"
 KEYS = "TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8"
 FREE = "mbarrier.wait(barriers.{0}_empty.index(stage), used)"
 DONE = "release(barriers.{0}_empty, iteration, STAGES)"
-RINGS = ("STAGES, 1", "STAGES, WARPGROUPS", "STAGES, 1", "STAGES, WARPGROUPS")  # full and empty, of keys and of values
+RINGS = "{0}_full, {0}_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)"
 
 
 def waits_in(message: str) -> list[Wait]:
@@ -54,15 +54,10 @@ def deadlock(*edits: tuple[str, str]) -> str:
     return plainly(wrong[-1])
 
 
-def rings(sizes: tuple[str, ...]) -> str:
-    return "".join(f"        barrier_ring({size}),\n" for size in sizes)
-
-
 def mistakes(chance) -> list[tuple[str, str, tuple[str, str]]]:
     """(barrier, what is wrong with it, the edit that makes the mistake): one of each kind."""
     kind = chance.choice(["key", "value"])
-    slot, made = (1, 3)[kind == "value"], list(RINGS)
-    made[slot] = "STAGES, WARPGROUPS + 1"
+    rings = RINGS.format(kind)
     few = "Another number of bytes was announced than TMA brings."
     free = "The producer has not asked for the tile that the consumers wait for, because it waits itself. "
     waited, released = FREE.format(kind), DONE.format(kind)
@@ -73,7 +68,11 @@ def mistakes(chance) -> list[tuple[str, str, tuple[str, str]]]:
         ("key_full", few, (KEYS, KEYS.replace("// 8", "// 16"))),
         (f"{kind}_empty", free + "Its parity is wrong.", (waited, waited.replace("used)", "used ^ 1)"))),
         (f"{kind}_empty", free + "The slot is never released.", (released, "pass")),
-        (f"{kind}_empty", free + "The barrier wants more arrivals than come.", (rings(RINGS), rings(tuple(made)))),
+        (
+            f"{kind}_empty",
+            free + "The barrier wants more arrivals than come.",
+            (rings, rings.replace("WARPGROUPS", "WARPGROUPS + 1")),
+        ),
         (f"{kind}_full", never, (fetched, f"if j + 1 < end:\n                {fetched}")),
     ]
 

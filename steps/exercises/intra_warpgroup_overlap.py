@@ -50,8 +50,7 @@ def begun_together(exercise, source: str, chance) -> str | None:
 
 
 ATTEND_TO_REST = """
-def attend_to_rest(first, accumulator, query, tiles, barriers, end, iteration, scale):
-    weights, row_max, row_sum = first
+def attend_to_rest(weights, row_max, row_sum, accumulator, query, tiles, barriers, end, iteration, scale):
     for j in range(1, end):
         weights, row_max, row_sum, accumulator = iteration_of_loop(
             query, weights, tiles, barriers, iteration, row_max, row_sum, accumulator, scale

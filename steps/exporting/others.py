@@ -17,12 +17,12 @@ from steps.writing.trees import LINE_LENGTH
 from tutorial_lib.problem import Problem
 
 RAGGED = 4001  # keys, which fill no tile
-QUOTED, QUOTED_OF_HEAD_DIM, WIDEST = 4, 24, 100  # statements that are told in full, and characters of one
+QUOTED, WIDEST = 4, 100  # statements that are told in full, and characters of one
 LAUNCHES = ("attention", "gradients", "paged")  # functions that launch kernels
-CHECKS = ("check", "check_tensor", "exact", "main", "hidden", "pytorch")  # functions that launch nothing
+CHECKS = ("check", "exact", "main", "hidden", "pytorch")  # functions that launch nothing
 TOLD = (
-    "For other problems `python -m steps.export {}` writes other programs. They differ as follows. A quoted statement "
-    "is new: it replaces the one that assigns the same name, or is added. Checks differ, too."
+    "For other problems `python -m steps.export {}` writes other programs. They differ as follows, and in checks. A "
+    "quoted statement is new: it replaces the one that assigns the same name, or is added."
 )
 
 
@@ -45,7 +45,7 @@ def for_other_problems(step: Step, problem: Problem, text: str, make: Callable[[
             other = _parts(make(replace(problem, **changes)))
         except (Unsupported, ValueError):  # no such program, or no such problem
             continue
-        told = _compared(own, other, QUOTED_OF_HEAD_DIM if "head_dim" in changes else QUOTED)
+        told = _compared(own, other)
         lines.append(textwrap.fill(f"{option}: {told}", LINE_LENGTH, initial_indent="  ", subsequent_indent="    "))
     return "\n".join([textwrap.fill(TOLD.format(step.name), LINE_LENGTH), *lines]) if lines else ""
 
@@ -57,7 +57,8 @@ def _parts(text: str) -> tuple[dict[str, ast.expr], dict[str, list[str]]]:
         if isinstance(node, ast.FunctionDef) and node.name not in CHECKS:
             if ast.get_docstring(node) and len(node.body) > 1:
                 del node.body[0]
-            functions[node.name] = [line.strip() for part in node.body for line in ast.unparse(part).splitlines()]
+            lines = [line.strip() for part in node.body for line in ast.unparse(part).splitlines()]
+            functions[node.name] = [line for line in lines if not line.startswith("expect(")]
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             value = node.value
             if isinstance(value, ast.Call) and ast.unparse(value.func) == "gl.constexpr":
@@ -66,8 +67,8 @@ def _parts(text: str) -> tuple[dict[str, ast.expr], dict[str, list[str]]]:
     return constants, functions
 
 
-def _compared(own: tuple[dict, dict], other: tuple[dict, dict], most: int) -> str:
-    """What another program has otherwise. most: statements that are quoted; of more those of the launch alone."""
+def _compared(own: tuple[dict, dict], other: tuple[dict, dict]) -> str:
+    """What another program has otherwise: statements are quoted where they are few; else those of the launch alone."""
     (constants, functions), (its_constants, its_functions) = own, other
     told = [
         f"{name} {_value(value, constants.get(name))}"
@@ -81,16 +82,14 @@ def _compared(own: tuple[dict, dict], other: tuple[dict, dict], most: int) -> st
             new, gone = [*(now - before).elements()], [*(before - now).elements()]
             targets = {line.partition(" = ")[0] for line in new}
             changed[name] = (new, [line for line in gone if line.partition(" = ")[0] not in targets])
-    several = sum(len(new) + len(gone) for new, gone in changed.values()) > most
+    several = sum(len(new) + len(gone) for new, gone in changed.values()) > QUOTED
+    if names := [name for name in changed if several and name not in LAUNCHES]:
+        told.append(f"other lines in {', '.join(names)}")
     for name, (new, gone) in changed.items():
-        if several and name not in LAUNCHES:
-            told.append(f"{len(new) + len(gone)} lines of {name}")
-        else:
+        if name not in names:
             told.append(f"in {name} {_quoted(new)}{', ' * bool(new and gone)}{'not ' * bool(gone)}{_quoted(gone)}")
-    known = {line for lines in functions.values() for line in lines}
-    for name in [name for name in its_functions if name not in functions]:
-        lines = [line for line in its_functions[name] if line not in known]
-        told.append(f"also has {name}" + f" with {_quoted(lines)}" * bool(lines and not several))
+    if names := [name for name in its_functions if name not in functions]:
+        told.append(f"also has {', '.join(names)}")
     if names := [name for name in functions if name not in its_functions]:
         told.append(f"has no {', '.join(names)}")
     return "; ".join(told) or "the same kernel and launch"

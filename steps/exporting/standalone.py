@@ -44,12 +44,14 @@ CHOSEN = (
     "wgmma producer intra_warpgroup_overlap lpt_scheduler epilogue_overlap pv_wait_after_max next_softmax_first "
     "two_blocks deferred_reduce_add two_cta_mma xcd_swizzle paged pack_gqa hopper_soft_cap"
 )
-OUTPUTS = {"forward": ("o",), "backward": ("dq", "dk", "dv"), "paged": ("o",)}
-FUNCTIONS = {
-    "forward": "attention(q, k, v, scale=None) -> o",
-    "backward": "gradients(q, k, v, o, lse, do, scale=None) -> dq, dk, dv",
-    "paged": "paged(q, k_pages, v_pages, page_table, lengths, scale=None) -> o",
+FUNCTIONS = {"forward": "attention", "backward": "gradients", "paged": "paged"}
+INPUTS = {
+    "forward": "q, k, v",
+    "backward": "q, k, v, o, lse, do",
+    "paged": "q, k_pages, v_pages, page_table, lengths",
 }
+HALVES = {"forward": "q, k, v", "backward": "q, k, v, o, do", "paged": "q, k_pages, v_pages"}  # of the problem's type
+OUTPUTS = {"forward": ("o",), "backward": ("dq", "dk", "dv"), "paged": ("o",)}
 GPUS = {
     "sm_80": "A100",
     "sm_90": "H100, H200",
@@ -110,17 +112,18 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str,
     if problem.group_size > 1:
         compiled_in += [f"{problem.group_size} query heads for each head of keys and values"]
     compiled_in += [f"pages of {problem.page_size}"] if problem.page_size else []
-    told = "" if problem.page_size else "Tensors are [batch, heads, length, head_dim]. "
-    if problem.causal and not problem.page_size:
-        told += "Query i sees keys 0 to i, also where the lengths differ. "
-    if not getattr(step, "deterministic", True):
-        told += "Blocks add to dQ in any order, so its last bits vary. "
-    paragraphs = [
+    told = [
         f"Compiled in: {', '.join(compiled_in)}. Batch, heads and lengths may be others, as far as the checks say; the "
-        f"launch is chosen for the problem at the end of this file. {told}There is no autograd. It needs PyTorch and "
-        f"{'cuda-tile' if step.backend == 'cutile' else 'Triton 3.9'}.",
-        *launch.left_out,
+        "launch is chosen for the problem at the end of this file."
     ]
+    told += [] if problem.page_size else ["Tensors are [batch, heads, length, head_dim]."]
+    if problem.causal and not problem.page_size:
+        told += ["Query i sees keys 0 to i, also where the lengths differ."]
+    if not getattr(step, "deterministic", True):
+        told += ["Blocks add to dQ in any order, so its last bits vary."]
+    needs = "cuda-tile" if step.backend == "cutile" else "Triton 3.9"
+    told += [f"There is no autograd. It needs PyTorch and {needs}.", *launch.left_out]
+    returned = OUTPUTS[step.direction] + ("lse",) * lse
     options = [f"--head-dim {problem.head_dim} --seq-len {problem.seq_len_q}"]
     options += [f"--seq-len-kv {problem.seq_len_kv}"] if problem.seq_len_kv != problem.seq_len_q else []
     options += [f"--dtype {problem.dtype}", "--causal" if problem.causal else "--no-causal"]
@@ -130,8 +133,8 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str,
     return "\n\n".join(
         [
             textwrap.fill(f"{what[step.direction]} in {language}, with its launch, for {gpu(arch)}.", LINE_LENGTH - 3),
-            f"    {FUNCTIONS[step.direction]}{', lse' * lse}",
-            *(textwrap.fill(paragraph, LINE_LENGTH) for paragraph in paragraphs),
+            f"    {FUNCTIONS[step.direction]}({INPUTS[step.direction]}, scale=None) -> {', '.join(returned)}",
+            textwrap.fill(" ".join(told), LINE_LENGTH),
             *launch.tables(),
             *filter(None, [others]),
             f"Made from step {step.label} ({step.title}) of the FMHA tutorial by\n"
@@ -173,7 +176,8 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
         "shape_k": keys,
         "needs": Raw(gpu(arch)),
         "other_gpu": Raw(other_gpu),
-        "what": Raw(FUNCTIONS[step.direction].partition("(")[0]),
+        "inputs": Raw(INPUTS[step.direction]),
+        "tensors": Raw(HALVES[step.direction]),
         "sm_90": arch == "sm_90",
         "plain": not (problem.window or problem.softcap or problem.page_size),
         "tag": Raw(step.name),

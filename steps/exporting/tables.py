@@ -216,7 +216,7 @@ def tables(notes: Notes) -> list[str]:
     )
     joint = ", ".join(sorted({called(notes, buffer) for buffer, row in notes.rows.items() if row.joint}))
     told = TOLD + products + COUNTED * bool(notes.counts) + SHARED_BY_TWO.format(joint) * bool(joint)
-    return [textwrap.fill(told, LINE_LENGTH), aligned(barrier_rows(notes)), memory(notes)]
+    return ["\n".join([textwrap.fill(told, LINE_LENGTH), aligned(barrier_rows(notes)), memory(notes)])]
 
 
 def barrier_rows(notes: Notes) -> list[tuple]:

@@ -9,4 +9,4 @@ and ``conditions`` for which problems.
 """
 
 # Modules of pieces that kernels are made of. A piece that a kernel uses once is written out where it is used.
-PIECES = ("lib", "packed", "pieces", "products", "softmax")
+PIECES = ("lib", "loop", "packed", "pieces", "products", "rest", "softmax")

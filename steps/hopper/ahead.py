@@ -67,11 +67,11 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
     sink = sink_of(head, work, variant)
     await_tile(barriers.query_full, 0, QUERY_STAGES)
     await_tile(barriers.key_full, 0, STAGES)
-    scores = issue_scores(query_of(tiles.query, 0, warpgroup, variant), tiles.key, 0, variant)
-    scores = warpgroup_mma_wait(0, deps=[scores])
+    first_scores = issue_scores(query_of(tiles.query, 0, warpgroup, variant), tiles.key, 0, variant)
+    first_scores = warpgroup_mma_wait(0, deps=[first_scores])
     release(barriers.key_empty, 0, STAGES)
-    scores, row_max = first_maxima(scores, query_tile, sink, 0, scale, warpgroup, variant)
-    first = first_weights(scores, row_max, sink, dtype, scale, variant)
+    first_scores, first_max = first_maxima(first_scores, query_tile, sink, 0, scale, warpgroup, variant)
+    weights, row_sum = first_weights(first_scores, first_max, sink, dtype, scale, variant)
     # Computed anew, not `= query_tile, head, batch`: Triton takes variables that begin as one value for one.
     sent_tile, sent_head, sent_batch = query_tile_until(n, last, work, variant)
     while n < last:
@@ -82,28 +82,16 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
         row, whole, end, _ = tiles_of_warpgroup(query_tile, query_iteration, warpgroup, variant)
         accumulator = no_output(variant)
         accumulator, row_sum, iteration, weights = attend_to_rest(
-            first,
-            accumulator,
-            query,
-            tiles,
-            barriers,
-            query_tile,
-            row,
-            whole,
-            end,
-            iteration,
-            query_iteration,
-            scale,
-            warpgroup,
-            variant,
-        )
+            weights, first_max, row_sum, accumulator, query, tiles, barriers, query_tile, row, whole, end, iteration,
+            query_iteration, scale, warpgroup, variant,
+        )  # fmt: skip
 
         # --- issue: first scores for the next queries, last output for these ---
         if more:
             await_tile(barriers.query_full, query_iteration + 1, QUERY_STAGES)
             await_tile(barriers.key_full, iteration + 1, STAGES)
         following = query_of(tiles.query, query_iteration + 1, warpgroup, variant)
-        scores = issue_scores(following, tiles.key, iteration + 1, variant)
+        first_scores = issue_scores(following, tiles.key, iteration + 1, variant)
         await_tile(barriers.value_full, iteration, STAGES)
         accumulator = issue_output(weights, tiles.value, iteration, accumulator, variant)
 
@@ -121,13 +109,15 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
             store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, row, variant)
 
         # --- the next softmax; between its maxima and its exponentials the output is complete ---
-        scores = warpgroup_mma_wait(1, deps=[scores])
+        first_scores = warpgroup_mma_wait(1, deps=[first_scores])
         mbarrier.arrive(barriers.key_empty.index((iteration + 1) % STAGES), count=1, pred=more)
-        scores, row_max = first_maxima(scores, next_tile, next_sink, query_iteration + 1, scale, warpgroup, variant)
+        first_scores, first_max = first_maxima(
+            first_scores, next_tile, next_sink, query_iteration + 1, scale, warpgroup, variant
+        )
         variant.hold.wait(barriers, iteration, variant)
-        accumulator, row_max = warpgroup_mma_wait(0, deps=[accumulator, row_max])
+        accumulator, first_max = warpgroup_mma_wait(0, deps=[accumulator, first_max])
         o = (accumulator * inverse).to(dtype)
-        first = first_weights(scores, row_max, next_sink, dtype, scale, variant)
+        weights, row_sum = first_weights(first_scores, first_max, next_sink, dtype, scale, variant)
         release(barriers.value_empty, iteration, STAGES)
         tma.store_wait(0)
         output.reshape(o.shape).store(o)

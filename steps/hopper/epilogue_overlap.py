@@ -39,51 +39,32 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
     if not variant.packed or n < last:  # numbers may mean nothing, and then a block has nothing to do
         await_tile(barriers.query_full, 0, QUERY_STAGES)
         await_tile(barriers.key_full, 0, STAGES)
-    scores = issue_scores(query_of(tiles.query, 0, warpgroup, variant), tiles.key, 0, variant)
+    issued = issue_scores(query_of(tiles.query, 0, warpgroup, variant), tiles.key, 0, variant)
     while n < last:
         query_tile, head, batch = query_tile_of(n, task, work, variant)
         query = query_of(tiles.query, query_iteration, warpgroup, variant)
         query = variant.queries.take(query, variant)
         accumulator, row_sum, iteration, last_iteration = attend_overlapped(
-            scores,
-            query,
-            tiles,
-            barriers,
-            seen(query_tile, variant),
-            sink_of(head, work, variant),
-            iteration,
-            query_iteration,
-            scale,
-            warpgroup,
-            variant,
-        )
+            issued, query, tiles, barriers, seen(query_tile, variant), sink_of(head, work, variant), iteration,
+            query_iteration, scale, warpgroup, variant,
+        )  # fmt: skip
         n, task = next_task(n, last, query_iteration, work, variant)
         variant.free.softmax(barriers, query_iteration, variant)
         if variant.most_over > 1:
             accumulator = await_output(accumulator, 0, variant)
             release(barriers.value_empty, last_iteration, STAGES)
             iteration = pass_over_rest(barriers, query_tile, iteration, query_iteration, warpgroup, variant)
-        scores, accumulator = link(
+        issued, accumulator = link(
             accumulator, tiles, barriers, iteration, last_iteration, query_iteration, n < last, warpgroup, variant
         )
         variant.ends.pass_value(barriers, last_iteration, iteration, variant)
         iteration += 1
 
         store_normalised(
-            accumulator,
-            row_sum,
-            output,
-            LSE,
-            arrays,
-            work,
-            query_tile,
-            head,
-            batch,
-            query_iteration,
-            warpgroup,
+            accumulator, row_sum, output, LSE, arrays, work, query_tile, head, batch, query_iteration, warpgroup,
             variant,
-        )
+        )  # fmt: skip
         variant.free.store(barriers, query_iteration, variant)
         query_iteration += 1
-    scores = warpgroup_mma_wait(0, deps=[scores])
+    issued = warpgroup_mma_wait(0, deps=[issued])
     tma.store_wait(0)

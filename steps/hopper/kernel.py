@@ -68,23 +68,9 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head", "sequences"])
 def fmha(
-    Q,
-    K,
-    V,
-    Out,
-    order,
-    starts,
-    scale,
-    seq_len_kv,
-    heads,
-    tiles_a_head,
-    variant: gl.constexpr,
-    LSE=None,
-    begins_q=None,
-    begins_k=None,
-    sequences=None,
-    Sinks=None,
-):
+    Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr, LSE=None, begins_q=None,
+    begins_k=None, sequences=None, Sinks=None,
+):  # fmt: skip
     arrays = Arrays(Q, K, V, Out)
     tiles = rooms(Q.dtype, variant)
     barriers = rings(variant)

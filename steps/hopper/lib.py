@@ -158,17 +158,14 @@ def rings(variant: gl.constexpr):
     """
     WARPGROUPS: gl.constexpr = variant.warpgroups
     STAGES: gl.constexpr = variant.stages
-    return Barriers(
-        barrier_ring(variant.query_stages, 1),
-        barrier_ring(variant.query_stages, WARPGROUPS),
-        barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, WARPGROUPS),
-        barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, WARPGROUPS),
-        barrier_ring(WARPGROUPS, 1) if variant.turns.barriers else None,
-        barrier_ring(STAGES, 1) if variant.neighbours > 1 else None,
-        barrier_ring(1, 1) if variant.hold.barriers else None,
-    )
+    QUERY_STAGES: gl.constexpr = variant.query_stages
+    query_full, query_empty = barrier_ring(QUERY_STAGES, 1), barrier_ring(QUERY_STAGES, WARPGROUPS)
+    key_full, key_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
+    value_full, value_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
+    turns = barrier_ring(WARPGROUPS, 1) if variant.turns.barriers else None
+    there = barrier_ring(STAGES, 1) if variant.neighbours > 1 else None
+    nobody = barrier_ring(1, 1) if variant.hold.barriers else None
+    return Barriers(query_full, query_empty, key_full, key_empty, value_full, value_empty, turns, there, nobody)
 
 
 @gluon.jit

@@ -28,29 +28,23 @@ def tiles_of_warpgroup(query_tile, query_iteration, warpgroup: gl.constexpr, var
 
 @gluon.jit
 def first_weights(scores, row_max, sink, dtype: gl.constexpr, scale, variant: gl.constexpr):
-    """(weights, maxima, sums) of the first tile of keys; the sink is in the sums."""
+    """(weights, sums) of the first tile of keys.
+
+    The sink is in the sums.
+    """
     weights = weigh(scores, row_max, factor(scale, variant))
     row_sum = with_sink(variant.sums.first(weights), sink, row_max, variant)
-    return gl.convert_layout(weights.to(dtype), variant.weights), row_max, row_sum
+    return gl.convert_layout(weights.to(dtype), variant.weights), row_sum
 
 
 @gluon.jit
 def attend_overlapped(
-    scores,
-    query,
-    tiles,
-    barriers,
-    query_tile,
-    sink,
-    iteration,
-    query_iteration,
-    scale,
-    warpgroup: gl.constexpr,
+    issued, query, tiles, barriers, query_tile, sink, iteration, query_iteration, scale, warpgroup: gl.constexpr,
     variant: gl.constexpr,
-):
+):  # fmt: skip
     """Attention of a warpgroup's queries to the keys that they see.
 
-    scores: the QK product of the first tile, begun. The PV product of the last is begun and not waited for. sink: of
+    issued: the QK product of the first tile. The PV product of the last is begun and not waited for. sink: of
     ``sink_of``.
 
     Returns (accumulator [query, head_dim], sums, iteration, and the iteration of the tile whose PV product was begun).
@@ -61,31 +55,19 @@ def attend_overlapped(
     row, whole, end, block_end = tiles_of_warpgroup(query_tile, query_iteration, warpgroup, variant)
 
     # --- the first tile ---
-    scores = warpgroup_mma_wait(0, deps=[scores])
+    first_scores = warpgroup_mma_wait(0, deps=[issued])
     release(barriers.key_empty, iteration, STAGES)
     variant.free.product(barriers, query_iteration, end <= 1, variant)
-    scores = cap(scores, scale, variant)
-    scores = variant.walk.first(scores, 0, whole, end, row, query_tile.seq_len_kv, variant)
-    row_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
-    first = first_weights(scores, row_max, sink, tiles.key.dtype, scale, variant)
+    first_scores = cap(first_scores, scale, variant)
+    first_scores = variant.walk.first(first_scores, 0, whole, end, row, query_tile.seq_len_kv, variant)
+    row_max = raise_maxima(first_scores, row_max, factor(scale, variant), variant)
+    weights, row_sum = first_weights(first_scores, row_max, sink, tiles.key.dtype, scale, variant)
 
     # --- all others, and the last tile's output ---
     accumulator, row_sum, iteration, weights = attend_to_rest(
-        first,
-        accumulator,
-        query,
-        tiles,
-        barriers,
-        query_tile,
-        row,
-        whole,
-        end,
-        iteration,
-        query_iteration,
-        scale,
-        warpgroup,
-        variant,
-    )
+        weights, row_max, row_sum, accumulator, query, tiles, barriers, query_tile, row, whole, end, iteration,
+        query_iteration, scale, warpgroup, variant,
+    )  # fmt: skip
     last_iteration = iteration
     iteration = variant.ends.pass_key(barriers, iteration, query_iteration, end, block_end, warpgroup, variant)
     await_tile(barriers.value_full, last_iteration, STAGES)

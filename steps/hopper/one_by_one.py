@@ -91,11 +91,11 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     # --- the first copies are under way before anything is computed ---
     head, batch, i = position(gl.program_id(0), work)
     query_tile = QueryTile(i * variant.tile.query, head // variant.group_size, batch, seq_len_kv)
-    _, end = tiles_to_visit(query_tile.row, seq_len_kv, variant)
+    _, tiles_seen = tiles_to_visit(query_tile.row, seq_len_kv, variant)
     fetch_queries(arrays, tiles, barriers, head, batch, query_tile.row, 0, variant)
-    for j in gl.static_range(STAGES):
-        if j < end:
-            fetch_both(arrays, tiles, barriers, query_tile, j, j, variant)
+    for stage in gl.static_range(STAGES):
+        if stage < tiles_seen:
+            fetch_both(arrays, tiles, barriers, query_tile, stage, stage, variant)
 
     # A loop of one iteration, as where blocks stay: without it ptxas keeps more in registers under a mask.
     n = gl.program_id(0)

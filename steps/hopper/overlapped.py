@@ -42,20 +42,11 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
         query = variant.queries.take(query, variant)
         iteration = variant.ends.pass_first(barriers, query_tile, iteration, warpgroup, variant)
         await_tile(barriers.key_full, iteration, STAGES)
-        scores = variant.queries.multiply(query, tiles.key, iteration, variant)
+        issued = variant.queries.multiply(query, tiles.key, iteration, variant)
         accumulator, row_sum, iteration, last_iteration = attend_overlapped(
-            scores,
-            query,
-            tiles,
-            barriers,
-            seen(query_tile, variant),
-            sink_of(head, work, variant),
-            iteration,
-            query_iteration,
-            scale,
-            warpgroup,
-            variant,
-        )
+            issued, query, tiles, barriers, seen(query_tile, variant), sink_of(head, work, variant), iteration,
+            query_iteration, scale, warpgroup, variant,
+        )  # fmt: skip
         n, task = next_task(n, last, query_iteration, work, variant)
         variant.free.softmax(barriers, query_iteration, variant)
         if variant.most_over > 1:
@@ -69,19 +60,9 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
         iteration += 1
 
         store_normalised(
-            accumulator,
-            row_sum,
-            output,
-            LSE,
-            arrays,
-            work,
-            query_tile,
-            head,
-            batch,
-            query_iteration,
-            warpgroup,
+            accumulator, row_sum, output, LSE, arrays, work, query_tile, head, batch, query_iteration, warpgroup,
             variant,
-        )
+        )  # fmt: skip
         variant.free.store(barriers, query_iteration, variant)
         query_iteration += 1
     tma.store_wait(0)

@@ -86,7 +86,7 @@ def issue_scores_with_half(query, keys, iteration, variant: gl.constexpr):
 @gluon.jit
 def quarter_in_registers(query, variant: gl.constexpr):
     """(the first quarter of head_dim of Q, in registers; the second, and the upper half, in shared memory)"""
-    QUARTER: gl.constexpr = variant.head_dim // 4
+    QUARTER: gl.constexpr = variant.quarter
     held = query.slice(0, QUARTER, 1).load(gl.DotOperandLayout(0, variant.accumulator, 2))
     return held, query.slice(QUARTER, QUARTER, 1), query.slice(2 * QUARTER, 2 * QUARTER, 1)
 
@@ -94,12 +94,12 @@ def quarter_in_registers(query, variant: gl.constexpr):
 @gluon.jit
 def issue_scores_with_quarter(query, keys, iteration, variant: gl.constexpr):
     """As ``issue_scores``, where a quarter of Q is in registers: a product for it, and two for what is not."""
-    QUARTER: gl.constexpr = variant.head_dim // 4
-    held, second, upper = query
+    QUARTER: gl.constexpr = variant.quarter
+    lower, second, upper = query
     none = gl.full([variant.rows, variant.tile.key], 0.0, gl.float32, variant.accumulator)
     key = keys.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
     of_second, of_upper = key.slice(QUARTER, QUARTER, 1), key.slice(2 * QUARTER, 2 * QUARTER, 1)
-    scores = warpgroup_mma(held, key.slice(0, QUARTER, 1).permute((1, 0)), none, use_acc=False, is_async=True)
+    scores = warpgroup_mma(lower, key.slice(0, QUARTER, 1).permute((1, 0)), none, use_acc=False, is_async=True)
     scores = warpgroup_mma(second, of_second.permute((1, 0)), scores, is_async=True)
     return warpgroup_mma(upper, of_upper.permute((1, 0)), scores, is_async=True)
 

@@ -15,16 +15,9 @@ from steps.hopper.softmax import cap
 
 @gluon.jit
 def issue_both(
-    query,
-    weights,
-    accumulator,
-    tiles,
-    barriers,
-    iteration,
-    query_iteration,
-    warpgroup: gl.constexpr,
+    query, weights, accumulator, tiles, barriers, iteration, query_iteration, warpgroup: gl.constexpr,
     variant: gl.constexpr,
-):
+):  # fmt: skip
     """Begin the QK product of tile ``iteration + 1`` of keys and the PV product of tile ``iteration`` of values."""
     STAGES: gl.constexpr = variant.stages
     await_tile(barriers.key_full, iteration + 1, STAGES)
@@ -53,21 +46,20 @@ def softmax_under_product(scores, row_max, row_sum, accumulator, barriers, itera
 
 @gluon.jit
 def attend_to_rest(
-    first, accumulator, query, tiles, barriers, query_tile, row, whole, end, iteration, query_iteration, scale,
-    warpgroup: gl.constexpr, variant: gl.constexpr,
+    weights, row_max, row_sum, accumulator, query, tiles, barriers, query_tile, row, whole, end, iteration,
+    query_iteration, scale, warpgroup: gl.constexpr, variant: gl.constexpr,
 ):  # fmt: skip
     """Attention of a warpgroup's queries to all tiles of keys but the first, with two products begun together.
 
     Every iteration issues the QK product of tile j and the PV product of tile j - 1, and waits for the first alone. The
     softmax of tile j comes before the wait for the second.
 
-    first: (weights, maxima, sums) of the first tile; the PV product with these weights is not begun.
+    weights, row_max, row_sum: of the first tile; the PV product with these weights is not begun.
     row, whole, end: of ``tiles_of_warpgroup``.
 
     Returns (accumulator [query, head_dim], sums, last iteration, its weights, whose PV product is not begun).
     """
     STAGES: gl.constexpr = variant.stages
-    weights, row_max, row_sum = first
     for j in range(1, end):
         # --- issue: scores of this tile, output of the tile before ---
         scores, accumulator = issue_both(

@@ -109,6 +109,11 @@ class Variant:
         return self.warpgroups
 
     @property
+    def quarter(self) -> int:
+        """A quarter of the columns of Q."""
+        return self.head_dim // 4
+
+    @property
     def output_columns(self) -> int:
         """Columns of the output that are stored at once."""
         return self.head_dim // self.output_to.at_once

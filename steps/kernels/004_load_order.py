@@ -6,11 +6,11 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export load_order` writes other programs. They differ as follows. A quoted statement
-is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+For other problems `python -m steps.export load_order` writes other programs. They differ as follows, and in checks. A
+quoted statement is new: it replaces the one that assigns the same name, or is added.
   --head-dim 64: HEAD_DIM 64
   --dtype bfloat16: the same kernel and launch
-  --no-causal: 6 lines of fmha
+  --no-causal: other lines in fmha
   --seq-len-kv 4001: in fmha `scores = ct.where(key_index < seq_len_kv, scores, -math.inf)`
 
 Made from step 4 load_order (K loaded transposed) of the FMHA tutorial by
@@ -19,13 +19,13 @@ python -m steps.export load_order --head-dim 128 --seq-len 4096 --dtype float16 
 
 import itertools
 import math
-import statistics
 import sys
 from functools import partial
 
 import cuda.tile as ct
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from triton.testing import do_bench
 
 TILE_QUERY = 64
 HEAD_DIM = 128
@@ -70,7 +70,6 @@ def fmha(Q, K, V, Out, scale):
     unmasked = min(unmasked, (i * TILE_QUERY) // TILE_KEY)
     end = min(end, ct.cdiv((i + 1) * TILE_QUERY, TILE_KEY))
     query_index = i * TILE_QUERY + ct.arange(TILE_QUERY, dtype=ct.int32)[:, None]
-
     for j in range(end):
         # QK product: scores [query, key].
         k = load_key_transposed(K, batch, head, j)  # [head_dim, key]
@@ -85,7 +84,6 @@ def fmha(Q, K, V, Out, scale):
         row_sum = row_sum * correction
         row_sum = row_sum + ct.sum(weights, axis=1, keepdims=True)
         accumulator = accumulator * correction
-
         # The j-th tile of values, with zeros past their end: the weights there are zero, but 0 * NaN is not.
         v = ct.load(V, (batch, head, j, 0), (1, 1, TILE_KEY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
         v = ct.reshape(v, (TILE_KEY, HEAD_DIM))
@@ -95,29 +93,20 @@ def fmha(Q, K, V, Out, scale):
     ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, TILE_QUERY, HEAD_DIM)))
 
 
-def expect(holds, name, wanted, came):
-    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
-    if not holds:
+def expect(name, wanted, came, fits=None):
+    """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
+    if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check_tensor(name, x, *shape):
-    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
-    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
-    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
-    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
 
 
 def check(q, k, v):
     """Raise ValueError for what the kernel was not compiled for."""
-    check_tensor("q", q, "batch", "heads", "seq_len_q", HEAD_DIM)
-    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", HEAD_DIM)
-    check_tensor("v", v, *k.shape)
-    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
-    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
-    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
-    expect(k.shape[2] % TILE_KEY == 0, "k", f"a multiple of {TILE_KEY} keys", k.shape[2])
+    shapes = {"q": [*q.shape[:3], HEAD_DIM], "k": [*q.shape[:2], *k.shape[2:3], HEAD_DIM], "v": [*k.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v)):
+        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_KEY} keys", k.shape[2], k.shape[2] % TILE_KEY == 0)
 
 
 KERNEL = ct.kernel(fmha)
@@ -127,7 +116,7 @@ def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     check(q, k, v)
     scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
-    expect(scale > 0, "scale", "a number above 0", scale)
+    expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tiles = -(-q.shape[2] // TILE_QUERY)  # of queries, a head
     grid = (tiles, q.shape[1], q.shape[0])
@@ -148,21 +137,6 @@ def exact(q, k, v):
     return o
 
 
-def clock(*functions, rounds=20, calls=10):
-    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
-    times = [[] for _ in functions]
-    for function, its in [*zip(functions, times)] * rounds:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-        begin.record()
-        for _ in range(calls):
-            function()
-        end.record()
-        end.synchronize()
-        its.append(begin.elapsed_time(end) / calls)
-    return map(statistics.median, times)
-
-
 def main():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
@@ -179,7 +153,7 @@ def main():
         print(f"load_order: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
         if judged == "WRONG":
             return 1
-    mine, its = clock(ours, theirs)
+    mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
     work = 549_755_813_888 / 1e9  # of the matrix products
     told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
     print(f"load_order: {told}; {its / mine:.2f} times as fast")

@@ -6,11 +6,11 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export mask_loop` writes other programs. They differ as follows. A quoted statement
-is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
-  --head-dim 64: HEAD_DIM 64; 3 lines of load_key_transposed; 23 lines of fmha; has no tiles_to_visit, product, absorb
+For other problems `python -m steps.export mask_loop` writes other programs. They differ as follows, and in checks. A
+quoted statement is new: it replaces the one that assigns the same name, or is added.
+  --head-dim 64: HEAD_DIM 64; other lines in load_key_transposed, fmha; has no tiles_to_visit, product, absorb
   --dtype bfloat16: the same kernel and launch
-  --no-causal: 3 lines of load_key_transposed; 19 lines of fmha; 1 lines of deal; has no tiles_to_visit, product, absorb
+  --no-causal: other lines in load_key_transposed, fmha, deal; has no tiles_to_visit, product, absorb
   --seq-len-kv 4001: in fmha `scores = ct.where(key_index < seq_len_kv, scores, -math.inf)`
 
 Made from step 10 mask_loop (A loop for the mask) of the FMHA tutorial by
@@ -20,14 +20,13 @@ python -m steps.export mask_loop --head-dim 128 --seq-len 4096 --dtype float16 -
 import heapq
 import itertools
 import math
-import statistics
 import sys
 from functools import lru_cache, partial
-from itertools import accumulate, chain
 
 import cuda.tile as ct
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from triton.testing import do_bench
 
 TILE_QUERY = 128
 TILE_KEY = 128
@@ -87,7 +86,6 @@ def absorb(scores, V, batch, kv_head, j, tile_key, latency_value, row_max, row_s
     row_sum = row_sum * correction
     row_sum = row_sum + ct.sum(weights, axis=1, keepdims=True)
     accumulator = accumulator * correction
-
     # The j-th tile of values, with zeros past their end: the weights there are zero, but 0 * NaN is not.
     v = ct.load(
         V,
@@ -121,7 +119,6 @@ def fmha(Q, K, V, Out, scale, order, starts):
         accumulator = ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32)
         unmasked, end = tiles_to_visit(i, seq_len_kv, TILE_KEY)
         query_index = i * TILE_QUERY + ct.arange(TILE_QUERY, dtype=ct.int32)[:, None]
-
         for j in range(unmasked):
             scores = product(q, K, batch, head, j, TILE_KEY, MASK_LOOP_LATENCY_KEY)
             row_max, row_sum, accumulator = absorb(
@@ -143,37 +140,28 @@ def fmha(Q, K, V, Out, scale, order, starts):
         ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, TILE_QUERY, HEAD_DIM)))
 
 
-def expect(holds, name, wanted, came):
-    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
-    if not holds:
+def expect(name, wanted, came, fits=None):
+    """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
+    if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check_tensor(name, x, *shape):
-    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
-    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
-    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
-    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
 
 
 def check(q, k, v):
     """Raise ValueError for what the kernel was not compiled for."""
-    check_tensor("q", q, "batch", "heads", "seq_len_q", HEAD_DIM)
-    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", HEAD_DIM)
-    check_tensor("v", v, *k.shape)
-    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
-    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
-    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
-    expect(k.shape[2] % TILE_KEY == 0, "k", f"a multiple of {TILE_KEY} keys", k.shape[2])
+    shapes = {"q": [*q.shape[:3], HEAD_DIM], "k": [*q.shape[:2], *k.shape[2:3], HEAD_DIM], "v": [*k.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v)):
+        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_KEY} keys", k.shape[2], k.shape[2] % TILE_KEY == 0)
 
 
-def deal_in_sections(lengths, sections, blocks):
+def deal_in_sections(lengths, firsts, lines, blocks):
     """(when the last block ends, tiles of each): a tile goes to the block that is free first, the longest early."""
     free, dealt = [(0, block) for block in range(blocks)], [[] for _ in range(blocks)]  # free: (when, which)
-    for section in sections:
+    for first, end in itertools.pairwise([*firsts, lines]):
         for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-            for head in section:
+            for head in range(first, end):
                 when, block = heapq.heappop(free)
                 dealt[block].append(head * len(lengths) + i)
                 heapq.heappush(free, (when + lengths[i], block))
@@ -184,17 +172,16 @@ def deal_in_sections(lengths, sections, blocks):
 def deal(lines, seq_len_q, seq_len_kv, blocks, device):
     """(order, starts): block b computes the tiles of queries order[starts[b] : starts[b + 1]].
 
-    The n-th tile of a head has the number head * tiles of a head + n. Heads come in sections, whose keys and values lie
-    in the L2 cache together.
+    Tiles are numbered head by head, and dealt in sections of heads, whose keys and values lie in the L2 cache together.
     """
     rows = range(0, seq_len_q, TILE_QUERY)  # a tile's length is that of its keys, in tiles; 1: to begin and to end
     lengths = [1 + -(-min(seq_len_kv, row + TILE_QUERY) // TILE_KEY) for row in rows]
     keys_and_values = 2 * 2 * seq_len_kv * HEAD_DIM  # bytes
     section = max(1, min(lines, int(8 * 2**20 / keys_and_values)))  # heads
-    sections = [range(n, min(n + section, lines)) for n in range(0, lines, section)]
-    _, dealt = deal_in_sections(lengths, sections, blocks)
-    starts = [0, *accumulate(map(len, dealt))]
-    return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([*chain(*dealt)], starts))
+    firsts = [*range(0, lines, section)]  # heads that sections begin with
+    _, dealt = deal_in_sections(lengths, firsts, lines, blocks)
+    starts = [0, *itertools.accumulate(map(len, dealt))]
+    return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([*itertools.chain(*dealt)], starts))
 
 
 KERNEL = ct.kernel(fmha, num_worker_warps=8)
@@ -204,7 +191,7 @@ def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     check(q, k, v)
     scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
-    expect(scale > 0, "scale", "a number above 0", scale)
+    expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tiles = -(-q.shape[2] // TILE_QUERY)  # of queries, a head
     lines = q.shape[0] * q.shape[1]  # heads of all batches
@@ -229,21 +216,6 @@ def exact(q, k, v):
     return o
 
 
-def clock(*functions, rounds=20, calls=10):
-    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
-    times = [[] for _ in functions]
-    for function, its in [*zip(functions, times)] * rounds:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-        begin.record()
-        for _ in range(calls):
-            function()
-        end.record()
-        end.synchronize()
-        its.append(begin.elapsed_time(end) / calls)
-    return map(statistics.median, times)
-
-
 def main():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
@@ -260,7 +232,7 @@ def main():
         print(f"mask_loop: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
         if judged == "WRONG":
             return 1
-    mine, its = clock(ours, theirs)
+    mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
     work = 549_755_813_888 / 1e9  # of the matrix products
     told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
     print(f"mask_loop: {told}; {its / mine:.2f} times as fast")

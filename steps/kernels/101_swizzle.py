@@ -6,19 +6,12 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
 
-For other problems `python -m steps.export swizzle` writes other programs. They differ as follows. A quoted statement is
-new: it replaces the one that assigns the same name, or is added. Checks differ, too.
-  --head-dim 64: D 64; in copy_panels `copy_rows(panels[0].index(stage), pointer, stride, first, limit, False)`, not
-    `for c in gl.static_range(HEAD_DIM // COLUMNS):` and `copy_rows(panels[c].index(stage), pointer + c * COLUMNS,
-    stride, first, limit, False)`; in fmha `copy_rows(panel, Q, q_strides[2], first_query, seq_len_q, True)` and `k =
-    keys[0].index(stage).permute((1, 0)).load(RIGHT)` and `scores = mma_v2(query[0].load(LEFT), k, scores)` and `v =
-    values[0].index(stage).load(RIGHT)` and `updated = updated + (mma_v2(weights, v, accumulators[0] * correction[:,
-    None]),)` and `o = accumulators[0] * (1.0 / row_sum)[:, None]` and `pointer = Out + 0 * o_strides[3]`, not `PANELS:
-    gl.constexpr = HEAD_DIM // COLUMNS` and `for _ in gl.static_range(PANELS):` and `for c in gl.static_range(PANELS):`
-    and `copy_rows(panel, Q + c * COLUMNS, q_strides[2], first_query, seq_len_q, True)`
+For other problems `python -m steps.export swizzle` writes other programs. They differ as follows, and in checks. A
+quoted statement is new: it replaces the one that assigns the same name, or is added.
+  --head-dim 64: D 64; other lines in copy_panels, fmha
   --dtype bfloat16: the same kernel and launch
-  --no-causal: 2 lines of tiles_to_visit; 6 lines of fmha; has no hide
-  --seq-len-kv 4001: 3 lines of hide; 3 lines of copy_rows; 2 lines of copy_panels; 3 lines of fmha
+  --no-causal: other lines in tiles_to_visit, fmha; has no hide
+  --seq-len-kv 4001: other lines in hide, copy_rows, copy_panels, fmha
 
 Made from step 101 swizzle (Swizzled SMEM) of the FMHA tutorial by
 python -m steps.export swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -26,7 +19,6 @@ python -m steps.export swizzle --head-dim 128 --seq-len 4096 --dtype float16 --c
 
 import itertools
 import math
-import statistics
 import sys
 from functools import partial
 
@@ -36,6 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.testing import do_bench
 
 HEAD_DIM = gl.constexpr(128)
 COLUMNS = gl.constexpr(64)
@@ -107,7 +100,6 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     PANELS: gl.constexpr = HEAD_DIM // COLUMNS
     ROWS: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
     dtype: gl.constexpr = Q.dtype.element_ty
-
     # --- which queries are ours, and which keys they see ---
     first_query = gl.program_id(0) * TILE_QUERY
     # The four pointers, moved to this block's head.
@@ -119,7 +111,6 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     Out += batch * o_strides[0] + head * o_strides[1]
     row_stride = k_strides[2]  # of K and of V: the launch sees to it that they agree, and copies share their offsets
     whole, end = tiles_to_visit(first_query, seq_len_kv)
-
     # --- shared memory, in panels of COLUMNS columns ---
     keys = ()
     values = ()
@@ -131,18 +122,15 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         panel = gl.allocate_shared_memory(dtype, [TILE_QUERY, COLUMNS], SHARED)
         copy_rows(panel, Q + c * COLUMNS, q_strides[2], first_query, seq_len_q, True)
         query = query + (panel,)
-
     # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
     copy_panels(keys, 0, K, row_stride, gl.minimum(0, end - 1), seq_len_kv)
     copy_panels(values, 0, V, row_stride, gl.minimum(0, end - 1), seq_len_kv)
     async_copy.commit_group()
-
     row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
     row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
     accumulators = ()  # not yet normalised
     for _ in gl.static_range(PANELS):
         accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, ACCUMULATOR),)
-
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in gl.static_range(2):
         for j in range(whole if masked else 0, end if masked else whole):
@@ -150,7 +138,6 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
             stage = j % STAGES
             async_copy.wait_group(STAGES - 1)
             gl.barrier()
-
             # --- scores: QK product ---
             scores = gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
             for c in gl.static_range(PANELS):
@@ -158,19 +145,16 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                 scores = mma_v2(query[c].load(LEFT), k, scores)
             if masked:
                 scores = hide(scores, first_query, j * TILE_KEY)
-
             # --- online softmax ---
             weights, correction, row_max = softmax(scores, row_max, scale)
             row_sum = row_sum * correction + gl.sum(weights, 1)
             weights = gl.convert_layout(weights.to(dtype), LEFT)
-
             # --- output: PV product ---
             updated = ()
             for c in gl.static_range(PANELS):
                 v = values[c].index(stage).load(RIGHT)
                 updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
             accumulators = updated
-
             # --- all warps have read this tile: begin to copy a later one into its slot ---
             gl.barrier()
             # Begin to copy a later tile into the stage of the j-th, which all warps have read.
@@ -178,7 +162,6 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
             copy_panels(keys, stage, K, row_stride, later, seq_len_kv)
             copy_panels(values, stage, V, row_stride, later, seq_len_kv)
             async_copy.commit_group()
-
     # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)
     for c in gl.static_range(PANELS):
@@ -195,29 +178,20 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
 D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
-def expect(holds, name, wanted, came):
-    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
-    if not holds:
+def expect(name, wanted, came, fits=None):
+    """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
+    if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check_tensor(name, x, *shape):
-    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
-    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
-    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
-    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
 
 
 def check(q, k, v):
     """Raise ValueError for what the kernel was not compiled for."""
-    check_tensor("q", q, "batch", "heads", "seq_len_q", D)
-    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
-    check_tensor("v", v, *k.shape)
-    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
-    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
-    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
-    expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
+    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v)):
+        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
 
 
 def copyable(x):
@@ -232,7 +206,7 @@ def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     check(q, k, v)
     scale = 1 / math.sqrt(D) if scale is None else scale
-    expect(scale > 0, "scale", "a number above 0", scale)
+    expect("scale", "a number above 0", scale, scale > 0)
     q, k, v = copyable(q), copyable(k), copyable(v)
     if k.stride(2) != v.stride(2):  # the kernel takes one stride for the rows of both
         k, v = (x.clone(memory_format=torch.contiguous_format) for x in (k, v))
@@ -257,21 +231,6 @@ def exact(q, k, v):
     return o
 
 
-def clock(*functions, rounds=20, calls=10):
-    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
-    times = [[] for _ in functions]
-    for function, its in [*zip(functions, times)] * rounds:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-        begin.record()
-        for _ in range(calls):
-            function()
-        end.record()
-        end.synchronize()
-        its.append(begin.elapsed_time(end) / calls)
-    return map(statistics.median, times)
-
-
 def main():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
@@ -288,7 +247,7 @@ def main():
         print(f"swizzle: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
         if judged == "WRONG":
             return 1
-    mine, its = clock(ours, theirs)
+    mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
     work = 549_755_813_888 / 1e9  # of the matrix products
     told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
     print(f"swizzle: {told}; {its / mine:.2f} times as fast")

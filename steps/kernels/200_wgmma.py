@@ -4,29 +4,25 @@
 
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
-keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
-
-Not included: the tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes
-descriptors of wgmma where they are used, and may take out barriers between warps that nothing needs.
+keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9. Not included: the
+tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes descriptors of wgmma
+where they are used, and may take out barriers between warps that nothing needs.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
-
 barrier     slots  arrivals  who arrives     who waits, for which parity first
 key_full    2      1         all warps, TMA  all warps: 0
 query_full  1      1         all warps, TMA  all warps: 0
 value_full  2      1         all warps, TMA  all warps: 0
-
 Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 40; together 163,880.
 
-For other problems `python -m steps.export wgmma` writes other programs. They differ as follows. A quoted statement is
-new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+For other problems `python -m steps.export wgmma` writes other programs. They differ as follows, and in checks. A quoted
+statement is new: it replaces the one that assigns the same name, or is added.
   --head-dim 64: HEAD_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16,
-    64, 16]); WEIGHTS with parent=OUTPUT; in attention `queries = describe(q, 128, 64, SHARED.value)` and `keys =
-    describe(k, TILE_K, 64, SHARED.value)` and `values = describe(v, TILE_K, 64, SHARED.value)` and `output =
-    describe(o, 128, 64, SHARED.value)`
+    64, 16]); WEIGHTS with parent=OUTPUT; in attention `queries, output = (describe(x, 128, 64, SHARED.value) for x in
+    (q, o))` and `keys, values = (describe(x, TILE_K, 64, SHARED.value) for x in (k, v))`
   --dtype bfloat16: the same kernel and launch
-  --no-causal: 2 lines of tiles_to_visit; 8 lines of attend; 1 lines of fmha
-  --seq-len-kv 4001: in attend `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
+  --no-causal: other lines in tiles_to_visit, fmha
+  --seq-len-kv 4001: in fmha `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
 
 Made from step 200 wgmma (TMA and wgmma) of the FMHA tutorial by
 python -m steps.export wgmma --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -34,7 +30,6 @@ python -m steps.export wgmma --head-dim 128 --seq-len 4096 --dtype float16 --cau
 
 import itertools
 import math
-import statistics
 import sys
 from collections import namedtuple
 from functools import partial
@@ -47,6 +42,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.testing import do_bench
 
 STAGES = gl.constexpr(2)
 TILE_QUERY = gl.constexpr(128)
@@ -62,16 +58,12 @@ WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, 
 
 # Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box.
 Arrays = namedtuple("Arrays", "query key value")
-
 # mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it.
 Barriers = namedtuple("Barriers", "query_full key_full value_full")
-
 # What is to be computed.
 Work = namedtuple("Work", "heads tiles_a_head")
-
 # A tile of queries. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are.
 QueryTile = namedtuple("QueryTile", "row kv_head batch seq_len_kv")
-
 # Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
 
@@ -122,53 +114,6 @@ def fetch_both(arrays, tiles, barriers, query_tile, j, stage):
     fetch(arrays.value, tiles.value, barriers.value_full, query_tile.kv_head, query_tile.batch, row, stage)
 
 
-@gluon.jit
-def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
-    """Attention of a block's queries to the keys that they see, a tile after the other.
-
-    Returns (accumulator [query, head_dim], row_sum [query], iteration).
-    """
-    ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
-    row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
-    row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
-    accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
-    whole, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
-    # Two loops from one text: over whole tiles, and over those that need the mask.
-    for masked in gl.static_range(2):
-        for j in range(whole if masked else 0, end if masked else whole):
-            # --- scores: QK product ---
-            await_tile(barriers.key_full, iteration, STAGES)
-            # Begin the QK product [query, key]. K and Q lie in shared memory.
-            none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
-            key = tiles.key.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
-            scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
-            scores = warpgroup_mma_wait(0, deps=[scores])
-            if masked:
-                # Scores [query, key] with minus infinity where a query must not see a key.
-                query_2 = query_tile.row + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-                key_2 = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
-                scores = gl.where(key_2[None, :] <= query_2[:, None], scores, float("-inf"))
-
-            # --- online softmax ---
-            new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
-            weights, correction, row_max = exp2(scores * scale - new_max[:, None]), exp2(row_max - new_max), new_max
-            row_sum = row_sum * correction + gl.sum(weights, 1)
-            accumulator = accumulator * gl.convert_layout(correction, gl.SliceLayout(1, OUTPUT))[:, None]
-            weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
-
-            # --- output: PV product ---
-            await_tile(barriers.value_full, iteration, STAGES)
-            # Begin to add the PV product to the output; V lies in shared memory.
-            value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
-            accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
-            accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-            gl.barrier()  # all warps have read this tile: fetch a later one into its slot
-            if j + STAGES < end:
-                fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)
-            iteration += 1
-    return accumulator, row_sum, iteration
-
-
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V)
@@ -182,22 +127,20 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     barriers = Barriers(query_full, key_full, value_full)
     fence_async_shared()  # TMA sees the barriers
     work = Work(heads, tiles_a_head)
-
     # --- the first copies are under way before anything is computed ---
     number = gl.program_id(0)
     head = number // work.tiles_a_head
     head, batch, i = head % work.heads, head // work.heads, number % work.tiles_a_head
     query_tile = QueryTile(i * TILE_QUERY, head, batch, seq_len_kv)
-    _, end = tiles_to_visit(query_tile.row, seq_len_kv)
+    _, tiles_seen = tiles_to_visit(query_tile.row, seq_len_kv)
     # Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there.
     full = barriers.query_full.index(0)
     mbarrier.expect(full, TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8)
     at = [batch, head, query_tile.row, 0]
     tma.async_load(arrays.query, at, full, tiles.query.index(0))
-    for j in gl.static_range(STAGES):
-        if j < end:
-            fetch_both(arrays, tiles, barriers, query_tile, j, j)
-
+    for stage in gl.static_range(STAGES):
+        if stage < tiles_seen:
+            fetch_both(arrays, tiles, barriers, query_tile, stage, stage)
     # A loop of one iteration, as where blocks stay: without it ptxas keeps more in registers under a mask.
     n = gl.program_id(0)
     last = n + 1
@@ -209,8 +152,43 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         query_tile = QueryTile(i * TILE_QUERY, head, batch, seq_len_kv)
         await_tile(barriers.query_full, 0, 1)
         query = tiles.query.index(0).reshape([ROWS, HEAD_DIM])
-        accumulator, row_sum, iteration = attend(query, arrays, tiles, barriers, query_tile, iteration, scale)
-
+        # Attention of a block's queries to the keys that they see, a tile after the other.
+        ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
+        row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
+        row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
+        accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
+        whole, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
+        # Two loops from one text: over whole tiles, and over those that need the mask.
+        for masked in gl.static_range(2):
+            for j in range(whole if masked else 0, end if masked else whole):
+                # --- scores: QK product ---
+                await_tile(barriers.key_full, iteration, STAGES)
+                # Begin the QK product [query, key]. K and Q lie in shared memory.
+                none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
+                key = tiles.key.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
+                scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
+                scores = warpgroup_mma_wait(0, deps=[scores])
+                if masked:
+                    # Scores [query, key] with minus infinity where a query must not see a key.
+                    query_2 = query_tile.row + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
+                    key_2 = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+                    scores = gl.where(key_2[None, :] <= query_2[:, None], scores, float("-inf"))
+                # --- online softmax ---
+                new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+                weights, correction, row_max = exp2(scores * scale - new_max[:, None]), exp2(row_max - new_max), new_max
+                row_sum = row_sum * correction + gl.sum(weights, 1)
+                accumulator = accumulator * gl.convert_layout(correction, gl.SliceLayout(1, OUTPUT))[:, None]
+                weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
+                # --- output: PV product ---
+                await_tile(barriers.value_full, iteration, STAGES)
+                # Begin to add the PV product to the output; V lies in shared memory.
+                value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
+                accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
+                accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+                gl.barrier()  # all warps have read this tile: fetch a later one into its slot
+                if j + STAGES < end:
+                    fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)
+                iteration += 1
         # --- normalise and store; TMA drops rows past the end ---
         o = (accumulator * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]).to(Q.dtype)
         # Hand the output to TMA, which drops rows past the end.
@@ -228,39 +206,28 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
 D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
-def expect(holds, name, wanted, came):
-    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
-    if not holds:
+def expect(name, wanted, came, fits=None):
+    """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
+    if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check_tensor(name, x, *shape):
-    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
-    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
-    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
-    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
 
 
 def check(q, k, v):
     """Raise ValueError for what the kernel was not compiled for."""
-    check_tensor("q", q, "batch", "heads", "seq_len_q", D)
-    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
-    check_tensor("v", v, *k.shape)
-    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
-    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
-    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
-    expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
-
-
-def describable(x):
-    """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
-    fits = x.data_ptr() % 16 == 0 and x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
-    return x if fits else x.clone(memory_format=torch.contiguous_format)
+    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v)):
+        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
 
 
 def describe(x, rows, columns, layout):
     """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
+    if (
+        x.data_ptr() % 16 or x.stride(3) != 1 or any(n <= 0 or n % 8 for n in x.stride()[:3])
+    ):  # not in steps of 16 bytes
+        x = x.clone(memory_format=torch.contiguous_format)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
@@ -268,16 +235,13 @@ def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     check(q, k, v)
     scale = 1 / math.sqrt(D) if scale is None else scale
-    expect(scale > 0, "scale", "a number above 0", scale)
-    q, k, v = describable(q), describable(k), describable(v)
+    expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = tiles * lines
     order = starts = torch.empty(1, dtype=torch.int32, device=q.device)  # nobody reads them
-    queries = describe(q, 128, 128, SHARED.value)
-    keys = describe(k, TILE_K, 128, SHARED.value)
-    values = describe(v, TILE_K, 128, SHARED.value)
-    output = describe(o, 128, 128, SHARED.value)
+    queries, output = (describe(x, 128, 128, SHARED.value) for x in (q, o))
+    keys, values = (describe(x, TILE_K, 128, SHARED.value) for x in (k, v))
     numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
     arguments = (queries, keys, values, output, order, starts, *numbers)
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
@@ -297,21 +261,6 @@ def exact(q, k, v):
     return o
 
 
-def clock(*functions, rounds=20, calls=10):
-    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
-    times = [[] for _ in functions]
-    for function, its in [*zip(functions, times)] * rounds:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-        begin.record()
-        for _ in range(calls):
-            function()
-        end.record()
-        end.synchronize()
-        its.append(begin.elapsed_time(end) / calls)
-    return map(statistics.median, times)
-
-
 def main():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
@@ -328,7 +277,7 @@ def main():
         print(f"wgmma: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
         if judged == "WRONG":
             return 1
-    mine, its = clock(ours, theirs)
+    mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
     work = 549_755_813_888 / 1e9  # of the matrix products
     told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
     print(f"wgmma: {told}; {its / mine:.2f} times as fast")

@@ -4,13 +4,11 @@
 
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
-keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
-
-Not included: the tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes
-descriptors of wgmma where they are used, and may take out barriers between warps that nothing needs.
+keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9. Not included: the
+tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes descriptors of wgmma
+where they are used, and may take out barriers between warps that nothing needs.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
-
 barrier      slots  arrivals  who arrives           who waits, for which parity first
 key_empty    2      2         consume 0, consume 1  produce 2: 1
 key_full     2      1         produce 2, TMA        consume 0: 0, consume 1: 0
@@ -18,19 +16,16 @@ query_empty  2      2         consume 0, consume 1  produce 2: 1
 query_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
 value_empty  2      2         consume 0, consume 1  produce 2: 1
 value_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
-
 Bytes of shared memory: query 65,536, key 65,536, value 65,536, output 32,768, barriers 96; together 229,472.
 
-For other problems `python -m steps.export epilogue_overlap` writes other programs. They differ as follows. A quoted
-statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+For other problems `python -m steps.export epilogue_overlap` writes other programs. They differ as follows, and in
+checks. A quoted statement is new: it replaces the one that assigns the same name, or is added.
   --head-dim 64: HEAD_DIM 64; OUTPUT_COLUMNS 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
-    instr_shape=[16, 64, 16]); WEIGHTS with parent=OUTPUT; in attention `queries = describe(q, 64, 64, SHARED.value)`
-    and `keys = describe(k, TILE_K, 64, SHARED.value)` and `values = describe(v, TILE_K, 64, SHARED.value)` and `output
-    = describe(o, 64, 64, SHARED.value)`
+    instr_shape=[16, 64, 16]); WEIGHTS with parent=OUTPUT; in attention `queries, output = (describe(x, 64, 64,
+    SHARED.value) for x in (q, o))` and `keys, values = (describe(x, TILE_K, 64, SHARED.value) for x in (k, v))`
   --dtype bfloat16: the same kernel and launch
-  --no-causal: 2 lines of tiles_to_visit; 2 lines of attend_to_rest; 5 lines of attend_overlapped; 1 lines of consume; 1
-    lines of produce; 1 lines of deal; has no hide
-  --seq-len-kv 4001: 3 lines of hide; 1 lines of attend_to_rest; 2 lines of attend_overlapped
+  --no-causal: other lines in tiles_to_visit, consume, produce, deal; has no hide
+  --seq-len-kv 4001: other lines in hide, consume
 
 Made from step 204 epilogue_overlap (Epilogue overlap) of the FMHA tutorial by
 python -m steps.export epilogue_overlap --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -39,11 +34,9 @@ python -m steps.export epilogue_overlap --head-dim 128 --seq-len 4096 --dtype fl
 import heapq
 import itertools
 import math
-import statistics
 import sys
 from collections import namedtuple
 from functools import lru_cache, partial
-from itertools import accumulate, chain
 
 import torch
 import triton
@@ -53,6 +46,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.testing import do_bench
 
 QUERY_STAGES = gl.constexpr(2)
 WARPGROUPS = gl.constexpr(2)
@@ -70,16 +64,12 @@ WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, 
 
 # Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box.
 Arrays = namedtuple("Arrays", "query key value output")
-
 # What is to be computed. order, starts: the tiles of block b are order[starts[b] : starts[b + 1]].
 Work = namedtuple("Work", "order starts heads tiles_a_head seq_len_kv")
-
 # Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
-
 # mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it.
 Barriers = namedtuple("Barriers", "query_full query_empty key_full key_empty value_full value_empty")
-
 # A tile of queries. row: of its first query. seq_len_kv: how many keys there are.
 QueryTile = namedtuple("QueryTile", "row seq_len_kv")
 
@@ -168,79 +158,6 @@ def issue_output(weights, values, iteration, accumulator):
 
 
 @gluon.jit
-def attend_to_rest(first, accumulator, query, tiles, barriers, row, whole, end, iteration, scale):
-    """Attention of a warpgroup's queries to all tiles of keys but the first, with two products begun together.
-
-    first: (weights, maxima, sums) of the first tile; the PV product with these weights is not begun.
-    row, whole, end: of ``tiles_of_warpgroup``.
-
-    Returns (accumulator [query, head_dim], sums, last iteration, its weights, whose PV product is not begun).
-    """
-    weights, row_max, row_sum = first
-    for j in range(1, end):
-        # --- issue: scores of this tile, output of the tile before ---
-        await_tile(barriers.key_full, iteration + 1, STAGES)
-        scores = issue_scores(query, tiles.key, iteration + 1)
-        await_tile(barriers.value_full, iteration, STAGES)
-        accumulator = issue_output(weights, tiles.value, iteration, accumulator)
-        scores = warpgroup_mma_wait(1, deps=[scores])
-        release(barriers.key_empty, iteration + 1, STAGES)
-
-        # --- online softmax, while the output is computed ---
-        if j >= whole:
-            scores = hide(scores, row, j * TILE_KEY)
-        # The softmax of a tile, and the output rescaled, once the PV product of tile ``iteration`` has ended.
-        new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
-        correction = exp2(row_max - new_max)
-        weights = exp2(scores * scale - new_max[:, None])
-        row_sum = row_sum * correction + gl.sum(weights, 1)
-        # ptxas may move this wait: nothing holds it here.
-        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        row_max = new_max
-        release(barriers.value_empty, iteration, STAGES)
-        accumulator = accumulator * gl.convert_layout(correction, gl.SliceLayout(1, OUTPUT))[:, None]
-        weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
-        iteration += 1
-    return accumulator, row_sum, iteration, weights
-
-
-@gluon.jit
-def attend_overlapped(scores, query, tiles, barriers, query_tile, iteration, scale, warpgroup: gl.constexpr):
-    """Attention of a warpgroup's queries to the keys that they see.
-
-    scores: the QK product of the first tile, begun. The PV product of the last is begun and not waited for.
-
-    Returns (accumulator [query, head_dim], sums, iteration, and the iteration of the tile whose PV product was begun).
-    """
-    row_max = gl.full([ROWS], LEAST, gl.float32, gl.SliceLayout(1, ACCUMULATOR))
-    accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
-    # (row, whole, end, block_end): a warpgroup's first query, its tiles of keys, and where those of its block end.
-    row = query_tile.row + warpgroup * ROWS
-    whole, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
-    whole, end = whole, block_end
-
-    # --- the first tile ---
-    scores = warpgroup_mma_wait(0, deps=[scores])
-    release(barriers.key_empty, iteration, STAGES)
-    # Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
-    if whole <= 0:
-        scores = hide(scores, row, 0)
-    row_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
-    # (weights, maxima, sums) of the first tile of keys; the sink is in the sums.
-    weights_2 = exp2(scores * scale - row_max[:, None])
-    row_sum_2 = gl.sum(weights_2, 1)
-    first = gl.convert_layout(weights_2.to(tiles.key.dtype), WEIGHTS), row_max, row_sum_2
-
-    # --- all others, and the last tile's output ---
-    accumulator, row_sum, iteration, weights = attend_to_rest(
-        first, accumulator, query, tiles, barriers, row, whole, end, iteration, scale
-    )
-    await_tile(barriers.value_full, iteration, STAGES)
-    accumulator = issue_output(weights, tiles.value, iteration, accumulator)
-    return accumulator, row_sum, iteration, iteration
-
-
-@gluon.jit
 def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
     """A consumer warpgroup: its rows of every tile of queries that is this block's."""
     output = tiles.output.index(warpgroup)
@@ -249,7 +166,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
     n, last = own_tiles(work)
     await_tile(barriers.query_full, 0, QUERY_STAGES)
     await_tile(barriers.key_full, 0, STAGES)
-    scores = issue_scores(query_of(tiles.query, 0, warpgroup), tiles.key, 0)
+    issued = issue_scores(query_of(tiles.query, 0, warpgroup), tiles.key, 0)
     while n < last:
         # (head, batch) and index of a tile of queries in its head, from the tile's number.
         number = gl.load(work.order + n)
@@ -257,9 +174,50 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         head, batch, i = head % work.heads, head // work.heads, number % work.tiles_a_head
         query_tile = QueryTile(i * TILE_QUERY, work.seq_len_kv)
         query = query_of(tiles.query, query_iteration, warpgroup)
-        accumulator, row_sum, iteration, last_iteration = attend_overlapped(
-            scores, query, tiles, barriers, query_tile, iteration, scale, warpgroup
-        )
+        # Attention of a warpgroup's queries to the keys that they see.
+        row_max = gl.full([ROWS], LEAST, gl.float32, gl.SliceLayout(1, ACCUMULATOR))
+        accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
+        # (row, whole, end, block_end): a warpgroup's first query, its tiles of keys, and where those of its block end.
+        row = query_tile.row + warpgroup * ROWS
+        whole, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
+        # --- the first tile ---
+        first_scores = warpgroup_mma_wait(0, deps=[issued])
+        release(barriers.key_empty, iteration, STAGES)
+        # Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
+        if whole <= 0:
+            first_scores = hide(first_scores, row, 0)
+        row_max = gl.maximum(row_max, gl.max(first_scores, 1) * scale)
+        # (weights, sums) of the first tile of keys.
+        weights = exp2(first_scores * scale - row_max[:, None])
+        row_sum = gl.sum(weights, 1)
+        weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
+        # --- all others, and the last tile's output ---
+        for j in range(1, block_end):
+            # --- issue: scores of this tile, output of the tile before ---
+            await_tile(barriers.key_full, iteration + 1, STAGES)
+            scores = issue_scores(query, tiles.key, iteration + 1)
+            await_tile(barriers.value_full, iteration, STAGES)
+            accumulator = issue_output(weights, tiles.value, iteration, accumulator)
+            scores = warpgroup_mma_wait(1, deps=[scores])
+            release(barriers.key_empty, iteration + 1, STAGES)
+            # --- online softmax, while the output is computed ---
+            if j >= whole:
+                scores = hide(scores, row, j * TILE_KEY)
+            # The softmax of a tile, and the output rescaled, once the PV product of tile ``iteration`` has ended.
+            new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+            correction = exp2(row_max - new_max)
+            weights = exp2(scores * scale - new_max[:, None])
+            row_sum = row_sum * correction + gl.sum(weights, 1)
+            # ptxas may move this wait: nothing holds it here.
+            accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+            row_max = new_max
+            release(barriers.value_empty, iteration, STAGES)
+            accumulator = accumulator * gl.convert_layout(correction, gl.SliceLayout(1, OUTPUT))[:, None]
+            weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
+            iteration += 1
+        await_tile(barriers.value_full, iteration, STAGES)
+        accumulator = issue_output(weights, tiles.value, iteration, accumulator)
+        last_iteration = iteration
         # Which tile of queries comes behind this one.
         n = n + 1
         # This warpgroup needs the slot of its queries no more.
@@ -270,11 +228,10 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
             await_tile(barriers.query_full, query_iteration + 1, QUERY_STAGES)
             await_tile(barriers.key_full, iteration + 1, STAGES)
         following = query_of(tiles.query, query_iteration + 1, warpgroup)
-        scores = issue_scores(following, tiles.key, iteration + 1)
+        issued = issue_scores(following, tiles.key, iteration + 1)
         accumulator = warpgroup_mma_wait(1, deps=[accumulator])
         release(barriers.value_empty, last_iteration, STAGES)
         iteration += 1
-
         # Normalise and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory.
         o = (accumulator * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]).to(output.dtype)
         row = query_tile.row + warpgroup * ROWS
@@ -284,7 +241,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         fence_async_shared()
         tma.async_store(arrays.output, [batch, head, row, 0], output)
         query_iteration += 1
-    scores = warpgroup_mma_wait(0, deps=[scores])
+    issued = warpgroup_mma_wait(0, deps=[issued])
     tma.store_wait(0)
 
 
@@ -336,66 +293,47 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
     outputs = gl.allocate_shared_memory(queries.dtype, [WARPGROUPS, 1, 1, ROWS, OUTPUT_COLUMNS], SHARED)
     tiles = Tiles(queries, keys, values, outputs)
-    barriers = Barriers(
-        barrier_ring(QUERY_STAGES, 1),
-        barrier_ring(QUERY_STAGES, WARPGROUPS),
-        barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, WARPGROUPS),
-        barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, WARPGROUPS),
-    )
+    # mbarriers for roles: a slot is full when TMA has filled it, and empty when all warpgroups have read it.
+    query_full, query_empty = barrier_ring(QUERY_STAGES, 1), barrier_ring(QUERY_STAGES, WARPGROUPS)
+    key_full, key_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
+    value_full, value_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
+    barriers = Barriers(query_full, query_empty, key_full, key_empty, value_full, value_empty)
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
     # All that use barriers see them.
     fence_async_shared()
-
     # --- who does what; the first warpgroup's warps are those that the block began with ---
-    WORKERS: gl.constexpr = [4, 1]
-    BUDGETS: gl.constexpr = [240, 24]
-    gl.warp_specialize(
-        [
-            (consume, (arrays, tiles, barriers, work, scale, 0)),
-            (consume, (arrays, tiles, barriers, work, scale, 1)),
-            (produce, (arrays, tiles, barriers, work)),
-        ],
-        WORKERS,
-        BUDGETS,
-    )
+    gl.warp_specialize([
+        (consume, (arrays, tiles, barriers, work, scale, 0)),
+        (consume, (arrays, tiles, barriers, work, scale, 1)),
+        (produce, (arrays, tiles, barriers, work)),
+    ], [4, 1], [240, 24])  # fmt: skip
 
 
 D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
-def expect(holds, name, wanted, came):
-    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
-    if not holds:
+def expect(name, wanted, came, fits=None):
+    """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
+    if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check_tensor(name, x, *shape):
-    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
-    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
-    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
-    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
 
 
 def check(q, k, v):
     """Raise ValueError for what the kernel was not compiled for."""
-    check_tensor("q", q, "batch", "heads", "seq_len_q", D)
-    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
-    check_tensor("v", v, *k.shape)
-    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
-    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
-    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
-    expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
+    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v)):
+        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
 
 
-def deal_in_sections(lengths, sections, blocks):
+def deal_in_sections(lengths, firsts, lines, blocks):
     """(when the last block ends, tiles of each): a tile goes to the block that is free first, the longest early."""
     free, dealt = [(0, block) for block in range(blocks)], [[] for _ in range(blocks)]  # free: (when, which)
-    for section in sections:
+    for first, end in itertools.pairwise([*firsts, lines]):
         for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-            for head in section:
+            for head in range(first, end):
                 when, block = heapq.heappop(free)
                 dealt[block].append(head * len(lengths) + i)
                 heapq.heappush(free, (when + lengths[i], block))
@@ -406,27 +344,24 @@ def deal_in_sections(lengths, sections, blocks):
 def deal(lines, seq_len_q, seq_len_kv, blocks, device):
     """(order, starts): block b computes the tiles of queries order[starts[b] : starts[b + 1]].
 
-    The n-th tile of a head has the number head * tiles of a head + n. Heads come in sections, whose keys and values lie
-    in the L2 cache together.
+    Tiles are numbered head by head, and dealt in sections of heads, whose keys and values lie in the L2 cache together.
     """
     rows = range(0, seq_len_q, TILE_Q)  # a tile's length is that of its keys, in tiles; 1: to begin and to end
     lengths = [1 + -(-min(seq_len_kv, row + TILE_Q) // TILE_K) for row in rows]
     keys_and_values = 2 * 2 * seq_len_kv * D  # bytes
     section = max(1, min(lines, int(8 * 2**20 / keys_and_values)))  # heads
-    sections = [range(n, min(n + section, lines)) for n in range(0, lines, section)]
-    _, dealt = deal_in_sections(lengths, sections, blocks)
-    starts = [0, *accumulate(map(len, dealt))]
-    return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([*chain(*dealt)], starts))
-
-
-def describable(x):
-    """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
-    fits = x.data_ptr() % 16 == 0 and x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
-    return x if fits else x.clone(memory_format=torch.contiguous_format)
+    firsts = [*range(0, lines, section)]  # heads that sections begin with
+    _, dealt = deal_in_sections(lengths, firsts, lines, blocks)
+    starts = [0, *itertools.accumulate(map(len, dealt))]
+    return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([*itertools.chain(*dealt)], starts))
 
 
 def describe(x, rows, columns, layout):
     """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
+    if (
+        x.data_ptr() % 16 or x.stride(3) != 1 or any(n <= 0 or n % 8 for n in x.stride()[:3])
+    ):  # not in steps of 16 bytes
+        x = x.clone(memory_format=torch.contiguous_format)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
@@ -434,16 +369,13 @@ def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     check(q, k, v)
     scale = 1 / math.sqrt(D) if scale is None else scale
-    expect(scale > 0, "scale", "a number above 0", scale)
-    q, k, v = describable(q), describable(k), describable(v)
+    expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = min(tiles * lines, torch.cuda.get_device_properties(q.device).multi_processor_count)
     order, starts = deal(lines, q.shape[2], k.shape[2], blocks, q.device)
-    queries = describe(q, 64, 128, SHARED.value)
-    keys = describe(k, TILE_K, 128, SHARED.value)
-    values = describe(v, TILE_K, 128, SHARED.value)
-    output = describe(o, 64, 128, SHARED.value)
+    queries, output = (describe(x, 64, 128, SHARED.value) for x in (q, o))
+    keys, values = (describe(x, TILE_K, 128, SHARED.value) for x in (k, v))
     numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
     arguments = (queries, keys, values, output, order, starts, *numbers)
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
@@ -463,21 +395,6 @@ def exact(q, k, v):
     return o
 
 
-def clock(*functions, rounds=20, calls=10):
-    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
-    times = [[] for _ in functions]
-    for function, its in [*zip(functions, times)] * rounds:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-        begin.record()
-        for _ in range(calls):
-            function()
-        end.record()
-        end.synchronize()
-        its.append(begin.elapsed_time(end) / calls)
-    return map(statistics.median, times)
-
-
 def main():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
@@ -494,7 +411,7 @@ def main():
         print(f"epilogue_overlap: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
         if judged == "WRONG":
             return 1
-    mine, its = clock(ours, theirs)
+    mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
     work = 549_755_813_888 / 1e9  # of the matrix products
     told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
     print(f"epilogue_overlap: {told}; {its / mine:.2f} times as fast")

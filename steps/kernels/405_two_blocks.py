@@ -6,20 +6,12 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export two_blocks` writes other programs. They differ as follows. A quoted statement
-is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
-  --head-dim 64: HEAD_DIM 64; in load_numbers `return ct.reshape(ct.load(X, (batch, head, i), (1, 1, TILE_QUERY), ...`,
-    not `return ct.reshape(ct.load(X, (batch, head, i), (1, 1, rows), padding_mode=ct.PaddingMode.ZERO), ...`; in
-    prepare `lse = load_numbers(LSE, batch, head, i)`; in iteration_of_keys `lse = load_numbers(LSE, batch, head, i)`
-    and `row_sum = load_numbers(RowSum, batch, head, i)`; in iteration_of_queries `query_index = i * TILE_QUERY +
-    ct.arange(TILE_QUERY, dtype=ct.int32)`; in fmha_backward_queries `q = load_rows(Q, batch, head, i, TILE_QUERY)` and
-    `do = load_rows(DO, batch, head, i, TILE_QUERY)` and `lse = load_numbers(LSE, batch, head, i)[:, None]` and `row_sum
-    = load_numbers(RowSum, batch, head, i)[:, None]` and `d_query = ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32)` and
-    `end = min(end, ct.cdiv((i + 1) * TILE_QUERY, TILE_KEY))` and `cut = min(cut, (i * TILE_QUERY + 1) // TILE_KEY)`; in
-    gradients `queries = (-(-q.shape[2] // 64), q.shape[1], q.shape[0])`
+For other problems `python -m steps.export two_blocks` writes other programs. They differ as follows, and in checks. A
+quoted statement is new: it replaces the one that assigns the same name, or is added.
+  --head-dim 64: HEAD_DIM 64; other lines in load_numbers, prepare, iteration_of_keys, iteration_of_queries,
+    fmha_backward_queries; in gradients `queries = (-(-q.shape[2] // 64), q.shape[1], q.shape[0])`
   --dtype bfloat16: the same kernel and launch
-  --no-causal: 2 lines of iteration_of_keys; 6 lines of fmha_backward; 2 lines of iteration_of_queries; 8 lines of
-    fmha_backward_queries
+  --no-causal: other lines in iteration_of_keys, fmha_backward, iteration_of_queries, fmha_backward_queries
   --seq-len-kv 4001: in fmha_backward `cut = tiles if (j + 1) * TILE_KEY > K.shape[2] else cut`; in
     fmha_backward_queries `cut = min(cut, seq_len_kv // TILE_KEY)`
 
@@ -29,13 +21,13 @@ python -m steps.export two_blocks --head-dim 128 --seq-len 4096 --dtype float16 
 
 import itertools
 import math
-import statistics
 import sys
 from functools import partial
 
 import cuda.tile as ct
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from triton.testing import do_bench
 
 TILE_QUERY = 64
 INVERSE_LN2 = 1.4426950408889634
@@ -116,9 +108,7 @@ def iteration_of_keys(Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_valu
 
 def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale):
     # dK and dV of one tile of keys, from all queries that see them, and where it adds to dQ its share of that.
-    j = ct.bid(0)
-    kv_head = ct.bid(1)
-    batch = ct.bid(2)
+    j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
     k = load_rows(K, batch, kv_head, j, TILE_KEY)
     v = load_rows(V, batch, kv_head, j, TILE_KEY)
     d_key = ct.zeros((TILE_KEY, HEAD_DIM), ct.float32)
@@ -173,38 +163,22 @@ def fmha_backward_queries(Q, K, V, DO, LSE, RowSum, DQ, scale):
     store_rows(DQ, batch, head, i, d_query * scale)
 
 
-def expect(holds, name, wanted, came):
-    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
-    if not holds:
+def expect(name, wanted, came, fits=None):
+    """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
+    if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
 
 
-def check_tensor(name, x, *shape):
-    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
-    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
-    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
-    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
-
-
-def check(q, k, v):
+def check(q, k, v, o, lse, do):
     """Raise ValueError for what the kernel was not compiled for."""
-    check_tensor("q", q, "batch", "heads", "seq_len_q", HEAD_DIM)
-    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", HEAD_DIM)
-    check_tensor("v", v, *k.shape)
-    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
-    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
-    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
-    expect(k.shape[2] % TILE_KEY == 0, "k", f"a multiple of {TILE_KEY} keys", k.shape[2])
-
-
-def check_rest(q, o, lse, do):
-    """Likewise, of what the forward pass left, and the gradient of its output."""
-    check_tensor("o", o, *q.shape)
-    check_tensor("do", do, *q.shape)
-    wanted = f"torch.float32 {list(q.shape[:3])} on {q.device}"
-    came = f"{lse.dtype} {list(lse.shape)} on {lse.device}"
-    expect(came == wanted, "lse", wanted, came)
+    shapes = {"q": [*q.shape[:3], HEAD_DIM], "k": [*q.shape[:2], *k.shape[2:3], HEAD_DIM], "v": [*k.shape]}
+    shapes |= {"o": [*q.shape], "do": [*q.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v, o, do)):
+        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("lse", f"torch.float32 {[*q.shape[:3]]} on {q.device}", f"{lse.dtype} {[*lse.shape]} on {lse.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_KEY} keys", k.shape[2], k.shape[2] % TILE_KEY == 0)
 
 
 OF_ROWS = ct.kernel(prepare)
@@ -214,10 +188,9 @@ OF_QUERIES = ct.kernel(fmha_backward_queries, occupancy=1, num_worker_warps=8)
 
 def gradients(q, k, v, o, lse, do, scale=None):
     """(dq, dk, dv) of attention. o: its output; lse: each query's log-sum-exp, natural logarithm; do: o's gradient."""
-    check(q, k, v)
-    check_rest(q, o, lse, do)
+    check(q, k, v, o, lse, do)
     scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
-    expect(scale > 0, "scale", "a number above 0", scale)
+    expect("scale", "a number above 0", scale, scale > 0)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     row_sum = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     rows = (-(-q.shape[2] // 64), q.shape[1], q.shape[0])
@@ -237,8 +210,7 @@ def exact(q, k, v, do):
     o, dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v))
     lse, scale = o.new_empty(q.shape[:3]), 1 / math.sqrt(HEAD_DIM)
     for b, h in itertools.product(*map(range, q.shape[:2])):
-        n = h  # head of K and V
-        queries, keys, values, grad = (x.double() for x in (q[b, h], k[b, n], v[b, n], do[b, h]))
+        queries, keys, values, grad = (x[b, h].double() for x in (q, k, v, do))
         scores = queries @ keys.T * scale
         scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -math.inf)
         lse[b, h] = scores.logsumexp(1)
@@ -246,24 +218,8 @@ def exact(q, k, v, do):
         o[b, h] = weights @ values
         d_scores = weights * (d_weights - (weights * d_weights).sum(1, keepdim=True)) * scale
         dq[b, h] = d_scores @ keys
-        dk[b, n] += d_scores.T @ queries
-        dv[b, n] += weights.T @ grad
+        dk[b, h], dv[b, h] = d_scores.T @ queries, weights.T @ grad
     return o, lse, dq, dk, dv
-
-
-def clock(*functions, rounds=20, calls=10):
-    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
-    times = [[] for _ in functions]
-    for function, its in [*zip(functions, times)] * rounds:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-        begin.record()
-        for _ in range(calls):
-            function()
-        end.record()
-        end.synchronize()
-        its.append(begin.elapsed_time(end) / calls)
-    return map(statistics.median, times)
 
 
 def main():
@@ -286,7 +242,7 @@ def main():
         print(f"two_blocks: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
         if judged == "WRONG":
             return 1
-    mine, its = clock(ours, theirs)
+    mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
     work = 1_374_389_534_720 / 1e9  # of the matrix products
     told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
     print(f"two_blocks: {told}; {its / mine:.2f} times as fast")

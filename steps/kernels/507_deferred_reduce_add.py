@@ -4,16 +4,14 @@
 
 Compiled in: head_dim 64, float16, no mask. Batch, heads and lengths may be others, as far as the checks say; the launch
 is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Blocks add to dQ in any
-order, so its last bits vary. There is no autograd. It needs PyTorch and Triton 3.9.
-
-Not included: the tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes
-descriptors of wgmma where they are used, and may take out barriers between warps that nothing needs.
+order, so its last bits vary. There is no autograd. It needs PyTorch and Triton 3.9. Not included: the tutorial's step
+also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes descriptors of wgmma where they are
+used, and may take out barriers between warps that nothing needs.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there. Counts are numbers in global
 memory: who waits for one polls it until all have added to it (release, acquire). That ends because blocks begin in the
 order of their numbers. The kernel before is awaited by griddepcontrol.wait, and launch_dependents lets the next one
 begin.
-
 barrier         slots  arrivals  who arrives           who waits, for which parity first
 d_output_empty  2      2         consume 0, consume 1  consume 0: 1, consume 1: 1, produce 2: 1
 d_output_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
@@ -26,36 +24,22 @@ counts                           consume 0, consume 1  scale_behind 4
 counts                           prepare_ahead 3       produce 2
 kernel before                                          prepare_ahead 3, produce 2, scale_behind 4
 next kernel                      produce 2
-
 Bytes of shared memory: key 16,384, value 16,384, query 32,768, lse 1,024, d_output 32,768, row_sum 1,024, d_scores
 65,536, d_query 32,768, barriers 104; together 198,760.
 
-For other problems `python -m steps.export deferred_reduce_add` writes other programs. They differ as follows. A quoted
-statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+For other problems `python -m steps.export deferred_reduce_add` writes other programs. They differ as follows, and in
+checks. A quoted statement is new: it replaces the one that assigns the same name, or is added.
   --head-dim 128: TILE_QUERY 64; HEAD_DIM 128; ROWS_PREPARED 8; ROWS_SCALED 4; ADDED_UP 128; ROWS_LAYOUT
     gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]); ROWS_OF_TWO gl.BlockedLayout([1, 16], [4, 8], [2, 1], [1, 0]);
     SUMS with instr_shape=[16, 128, 16]; ROWS_OF_ONE gl.BlockedLayout([1, 4], [1, 32], [1, 1], [1, 0]); SCORES with
-    instr_shape=[16, 64, 16]; QUERY_SUMS SCORES; in issue_own_d_query `keys = keys.slice(warpgroup * QUERY_COLUMNS,
-    QUERY_COLUMNS, 1)`, not `d_scores = d_scores.slice(warpgroup * QUERY_ROWS, QUERY_ROWS, 1)`; in consume `REST:
-    gl.constexpr = ADDED_UP - KEPT` and `others = query.slice(KEPT, REST, 1).permute((1, 0))` and `scores =
-    warpgroup_mma(keys.slice(KEPT, REST, 1), others, scores, is_async=True)` and `start = gl.full([KEYS, TILE_QUERY],
-    0.0, gl.float32, SCORES)` and `start -= number_of(tiles.row_sum, iteration)` and `d_weights = warpgroup_mma(values,
-    d_output.permute((1, 0)), start, is_async=True)` and `add_by_tma(d_query, arrays, tiles, iteration - 1, work,
-    warpgroup)` and `add_by_tma(d_query, arrays, tiles, work.a_head - 1, work, warpgroup)`, not `none = gl.full([KEYS,
-    TILE_QUERY], 0.0, gl.float32, SCORES)` and `if iteration > 1:` and `let_tma_add(arrays, tiles, iteration - 2, work,
-    warpgroup)` and `weights = rounded.to(gl.float32)` and `d_weights -= number_of(tiles.row_sum, iteration)` and
-    `tma.store_wait(0)` and `store_for_tma(d_query, tiles, warpgroup)` and `if work.a_head > 1:` and
-    `let_tma_add(arrays, tiles, work.a_head - 2, work, warpgroup)` and `let_tma_add(arrays, tiles, work.a_head - 1,
-    work, warpgroup)`; in gradients `rates = tuple((pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (8, 4)))`;
-    also has add_by_tma with `first_row = iteration * TILE_QUERY` and `first_column = warpgroup * QUERY_COLUMNS` and
-    `corner = [work.batch, work.head, first_row, first_column]`; has no store_for_tma, let_tma_add
-  --dtype bfloat16: in consume `weights = in_bfloat16(rounded)`; also has in_bfloat16 with `return
-    gl.inline_asm_elementwise('shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;', '=r,=r,r', ...`
-  --causal: AHEAD 264; SECTION 264; 19 lines of consume; 5 lines of produce; 4 lines of iterations_before; 3 lines of
-    own_share; 11 lines of fmha_backward; 1 lines of pieces_an_iteration; in gradients `cleared = min(lines, max(2, 264
-    // blocks))`; also has add_by_tma; has no store_for_tma, let_tma_add
-  --seq-len-kv 4001: 17 lines of consume; 4 lines of fmha_backward; also has add_by_tma; has no store_for_tma,
+    instr_shape=[16, 64, 16]; QUERY_SUMS SCORES; other lines in issue_own_d_query, consume; in gradients `rates =
+    tuple((pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (8, 4)))`; also has add_by_tma; has no store_for_tma,
     let_tma_add
+  --dtype bfloat16: in consume `weights = in_bfloat16(rounded)`; also has in_bfloat16
+  --causal: AHEAD 264; SECTION 264; other lines in consume, produce, iterations_before, own_share, fmha_backward,
+    pieces_an_iteration; in gradients `cleared = min(lines, max(2, 264 // blocks))`; also has add_by_tma; has no
+    store_for_tma, let_tma_add
+  --seq-len-kv 4001: other lines in consume, fmha_backward; also has add_by_tma; has no store_for_tma, let_tma_add
 
 Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutorial by
 python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
@@ -63,7 +47,6 @@ python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype 
 
 import itertools
 import math
-import statistics
 import sys
 from collections import namedtuple
 from functools import partial
@@ -76,6 +59,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.testing import do_bench
 
 TILE_QUERY = gl.constexpr(128)
 HEAD_DIM = gl.constexpr(64)
@@ -121,21 +105,17 @@ KEY_FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SCORES, k_
 # in float32, rows padded to whole tiles: a pointer, or for TMA to add to, and to clear. d_key, d_value: where query
 # heads have blocks of their own, pointers to the like for dK and dV.
 Arrays = namedtuple("Arrays", "query key value d_output numbers sums d_key d_value")
-
 # What blocks read and write beside tiles, as pointers, with the strides of o, dO, the log-sum-exp and dQ. counts: what
 # blocks count for each other: who has added to a tile of dQ, or how far a head is. rates: pieces of rows to prepare and
 # to scale in an iteration, times 2^16.
 Aside = namedtuple("Aside", "counts output d_output lse numbers sums d_query strides rates seq_len_q padded")
-
 # Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two slots.
 # d_query: every warpgroup's dQ of one tile, where TMA adds it.
 Tiles = namedtuple("Tiles", "key value query lse d_output row_sum d_scores d_query")
-
 # mbarriers. full: TMA has filled a slot. empty: all warpgroups have read it. d_scores_full: between warpgroups, when
 # all that write dS have. done: when all warpgroups have read K and V for the last time, and when all have written dK
 # and dV.
 Barriers = namedtuple("Barriers", "keys_full query_full query_empty d_output_full d_output_empty d_scores_full done")
-
 # What a block computes: its tile of keys, and an iteration for each tile of queries, those of a head together. head:
 # the kv head; where query heads have blocks of their own, the query head. a_head: tiles from there.
 Work = namedtuple("Work", "key_row head kv_head batch heads batches a_head")
@@ -237,11 +217,9 @@ def prepare_rows(
     there = row < seq_len_q
     far = gl.minimum(row, seq_len_q - 1).to(gl.int64)  # all may be asked for, and nobody waits to know which are there
     line = batch.to(gl.int64) * heads + head
-
     NONE: gl.constexpr = float("-inf")
     lse_rows = LSE + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
     lse = gl.load(lse_rows + far * lse_strides[2])
-
     # --- D ---
     o_rows = Out + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
     do_rows = DO + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
@@ -250,7 +228,6 @@ def prepare_rows(
     o, do = gl.load(o_places), gl.load(do_places)
     row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
     gl.store(Numbers + (batches * heads + line) * padded + row, gl.where(there, row_sum, 0.0))
-
     # --- log-sum-exp ---
     gl.store(Numbers + line * padded + row, gl.where(there & (lse > NONE), lse * 1.4426950408889634, float("inf")))
 
@@ -334,7 +311,6 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
     kept = keys.slice(0, KEPT, 1).load(KEY_FACTOR)
     for iteration in range(work.a_head):
         query, d_output = rows_of(tiles.query, iteration), rows_of(tiles.d_output, iteration)
-
         # --- the weights again, and dV ---
         mbarrier.wait(barriers.query_full.index(iteration % STAGES), iteration // STAGES & 1)
         # Begin scores [key, query]: columns of K that are kept from registers, the others from shared memory.
@@ -353,7 +329,6 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         rounded = weights.to(dtype)
         factor = gl.convert_layout(rounded, FACTOR)
         d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
-
         # --- dS ---
         d_weights = warpgroup_mma_wait(1, deps=[d_weights])
         weights = rounded.to(gl.float32)
@@ -365,7 +340,6 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         told = (iteration + STAGES - 1) // STAGES & 1 ^ 1
         mbarrier.wait(barriers.d_output_empty.index((iteration + 1) % STAGES), told)
         tiles.d_scores.index(iteration & 1).slice(warpgroup * KEYS, KEYS, 0).store(d_scores)
-
         # --- dQ of the iteration before, and dK; under dK's product dQ is added ---
         mbarrier.wait(barriers.d_scores_full.index(before & 1), iteration - 1 >> 1 & 1)
         d_query = issue_own_d_query(tiles, before, warpgroup)
@@ -382,7 +356,6 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
             store_for_tma(d_query, tiles, warpgroup)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
         mbarrier.arrive(barriers.query_empty.index(iteration % STAGES), count=1)
-
     # --- dQ of the last iteration ---
     if work.a_head > 0:
         # Ask TMA to add what was stored at the end of the iteration before.
@@ -395,7 +368,6 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         store_for_tma(d_query, tiles, warpgroup)
         # Ask TMA to add dQ of the last iteration.
         let_tma_add(arrays, tiles, work.a_head - 1, work, warpgroup)
-
     # --- dK and dV ---
     # Wait until all warpgroups are here.
     mbarrier.arrive(barriers.done.index(0), count=1)
@@ -504,29 +476,6 @@ def prepare_ahead(work, aside):
 
 
 @gluon.jit
-def scale_rows(aside, first_row, head, batch, work, scale):
-    """dQ of a few rows: what has been added up, times the scale, rounded. A lane has four sums, as they are stored."""
-    row = first_row + gl.arange(0, ROWS_SCALED, gl.SliceLayout(1, ROWS_OF_ONE))
-    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_OF_ONE))
-
-    # --- where the sums stand: in odd rows halves of 128 bytes are swapped, if TMA added ---
-    offset = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
-    offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
-    line = batch.to(gl.int64) * work.heads + head
-    sums = gl.load(aside.sums + line * aside.padded * HEAD_DIM + offset)
-
-    # --- which columns they are: of 16, two of a lane's four, and two that lie 8 further ---
-    column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
-    strides = aside.strides[3]
-    rows = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
-    target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
-    target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
-    dtype: gl.constexpr = aside.d_query.dtype.element_ty
-    there = (row < aside.seq_len_q)[:, None]
-    gl.store(rows + target, (sums * scale * 0.6931471805599453).to(dtype), mask=there)
-
-
-@gluon.jit
 def scale_behind(work, scale, aside):
     """The spare warp that scales dQ of an earlier head."""
     await_kernels_before()
@@ -538,7 +487,26 @@ def scale_behind(work, scale, aside):
             additions = gl.num_programs(0) * WARPGROUPS
             gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, additions], dtype=gl.int32, is_pure=False, pack=1)
         for piece in range(first, end):
-            scale_rows(aside, piece * ROWS_SCALED, line % work.heads, line // work.heads, work, scale)
+            # dQ of a few rows: what has been added up, times the scale, rounded. A lane has four sums, as they are
+            # stored.
+            head = line % work.heads
+            batch = line // work.heads
+            row = (piece * ROWS_SCALED) + gl.arange(0, ROWS_SCALED, gl.SliceLayout(1, ROWS_OF_ONE))
+            column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_OF_ONE))
+            # --- where the sums stand: in odd rows halves of 128 bytes are swapped, if TMA added ---
+            offset = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
+            offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
+            line_2 = batch.to(gl.int64) * work.heads + head
+            sums = gl.load(aside.sums + line_2 * aside.padded * HEAD_DIM + offset)
+            # --- which columns they are: of 16, two of a lane's four, and two that lie 8 further ---
+            column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
+            strides = aside.strides[3]
+            rows = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
+            target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
+            target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
+            dtype: gl.constexpr = aside.d_query.dtype.element_ty
+            there = (row < aside.seq_len_q)[:, None]
+            gl.store(rows + target, (sums * scale * 0.6931471805599453).to(dtype), mask=there)
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
@@ -578,68 +546,43 @@ def fmha_backward(
     query_tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     work = Work(j * TILE_KEY, head, head, batch, heads, batches, query_tiles)
     aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded)
-
     # --- who does what; the first warpgroup's warps are those that the block began with ---
-    WORKERS: gl.constexpr = [4, 1, 2, 1]
-    BUDGETS: gl.constexpr = [240, 24, 24, 24]
-    gl.warp_specialize(
-        [
-            (consume, (arrays, tiles, barriers, work, scale, aside, 0)),
-            (consume, (arrays, tiles, barriers, work, scale, aside, 1)),
-            (produce, (arrays, tiles, barriers, work, aside)),
-            (prepare_ahead, (work, aside)),
-            (scale_behind, (work, scale, aside)),
-        ],
-        WORKERS,
-        BUDGETS,
-    )
+    gl.warp_specialize([
+        (consume, (arrays, tiles, barriers, work, scale, aside, 0)),
+        (consume, (arrays, tiles, barriers, work, scale, aside, 1)),
+        (produce, (arrays, tiles, barriers, work, aside)),
+        (prepare_ahead, (work, aside)),
+        (scale_behind, (work, scale, aside)),
+    ], [4, 1, 2, 1], [240, 24, 24, 24])  # fmt: skip
 
 
 D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
-def expect(holds, name, wanted, came):
-    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
-    if not holds:
+def expect(name, wanted, came, fits=None):
+    """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
+    if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
 
 
-def check_tensor(name, x, *shape):
-    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
-    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
-    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
-    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
-
-
-def check(q, k, v):
+def check(q, k, v, o, lse, do):
     """Raise ValueError for what the kernel was not compiled for."""
-    check_tensor("q", q, "batch", "heads", "seq_len_q", D)
-    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
-    check_tensor("v", v, *k.shape)
-    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
-    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
-    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
-    expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
-
-
-def check_rest(q, o, lse, do):
-    """Likewise, of what the forward pass left, and the gradient of its output."""
-    check_tensor("o", o, *q.shape)
-    check_tensor("do", do, *q.shape)
-    wanted = f"torch.float32 {list(q.shape[:3])} on {q.device}"
-    came = f"{lse.dtype} {list(lse.shape)} on {lse.device}"
-    expect(came == wanted, "lse", wanted, came)
-
-
-def describable(x):
-    """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
-    fits = x.data_ptr() % 16 == 0 and x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
-    return x if fits else x.clone(memory_format=torch.contiguous_format)
+    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
+    shapes |= {"o": [*q.shape], "do": [*q.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v, o, do)):
+        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("lse", f"torch.float32 {[*q.shape[:3]]} on {q.device}", f"{lse.dtype} {[*lse.shape]} on {lse.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
 
 
 def describe(x, rows, columns, layout):
     """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
+    if (
+        x.data_ptr() % 16 or x.stride(3) != 1 or any(n <= 0 or n % 8 for n in x.stride()[:3])
+    ):  # not in steps of 16 bytes
+        x = x.clone(memory_format=torch.contiguous_format)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
@@ -652,11 +595,10 @@ def pieces_an_iteration(rows, seq_len_q, seq_len_kv):
 
 def gradients(q, k, v, o, lse, do, scale=None):
     """(dq, dk, dv) of attention. o: its output; lse: each query's log-sum-exp, natural logarithm; do: o's gradient."""
-    check(q, k, v)
-    check_rest(q, o, lse, do)
+    check(q, k, v, o, lse, do)
     scale = 1 / math.sqrt(D) if scale is None else scale
-    expect(scale > 0, "scale", "a number above 0", scale)
-    q, k, v, o, do = (describable(x) for x in (q, k, v, o, do))
+    expect("scale", "a number above 0", scale, scale > 0)
+    o, do = (x if x.stride(3) == 1 else x.contiguous() for x in (o, do))  # kernels take their other strides
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     (batch, heads, seq_len_q, _), (_, kv_heads, seq_len_kv, _) = q.shape, k.shape
     tiles, blocks = -(-seq_len_q // TILE_Q), -(-seq_len_kv // TILE_K)  # of queries, and of keys, a head
@@ -671,17 +613,16 @@ def gradients(q, k, v, o, lse, do, scale=None):
     strides, sizes = (o.stride()[:3], do.stride()[:3], lse.stride()), (seq_len_q, padded, heads)
     cleared = min(lines, max(2, 144 // blocks))  # heads of which spare warps do not prepare rows
     rows = (tiles, 1, cleared)
-    to_clear = (counts.numel(), 0, cleared)  # counts, tiles of sums for dK and dV, heads of sums for dQ
-    preparing = (o, do, lse, numbers, sums, *strides, *sizes, batch, *to_clear, counts)
+    to_clear = (counts.numel(), 0, cleared, counts)  # counts, tiles of sums for dK and dV, heads of sums for dQ
+    preparing = (o, do, lse, numbers, sums, *strides, *sizes, batch, *to_clear)
 
     # --- the kernel whose blocks own keys ---
-    query_box, key_box = (TILE_Q, D, SHARED.value), (TILE_K, D, SHARED.value)
-    given = describe(q, *query_box), describe(k, *key_box), describe(v, *key_box), describe(do, *query_box)
+    queries, d_output = (describe(x, TILE_Q, D, SHARED.value) for x in (q, do))
+    keys, values, *into = (describe(x, TILE_K, D, SHARED.value) for x in (k, v, dk, dv))
     of_rows = TensorDescriptor(numbers, list(numbers.shape), [padded, 1], [1, TILE_Q], SHARED_NUMBERS.value)
     added = describe(sums, 64, 64, SHARED_SUMS.value)
-    into = describe(dk, *key_box), describe(dv, *key_box)
     lengths = (seq_len_q, seq_len_kv, heads, batch, padded)
-    arguments = (*given, of_rows, added, *into, scale / math.log(2), *lengths)  # the kernel's scale is in base 2
+    arguments = (queries, keys, values, d_output, of_rows, added, *into, scale / math.log(2), *lengths)  # in base 2
     arguments += (counts,)
     rates = tuple(pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (16, 8))
     arguments += (sums, dq, numbers, o, do, lse, (*strides, dq.stride()[:3]), rates)  # for spare warps
@@ -703,32 +644,15 @@ def exact(q, k, v, do):
     o, dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v))
     lse, scale = o.new_empty(q.shape[:3]), 1 / math.sqrt(D)
     for b, h in itertools.product(*map(range, q.shape[:2])):
-        n = h  # head of K and V
-        queries, keys, values, grad = (x.double() for x in (q[b, h], k[b, n], v[b, n], do[b, h]))
+        queries, keys, values, grad = (x[b, h].double() for x in (q, k, v, do))
         scores = queries @ keys.T * scale
         lse[b, h] = scores.logsumexp(1)
         weights, d_weights = scores.softmax(1), grad @ values.T
         o[b, h] = weights @ values
         d_scores = weights * (d_weights - (weights * d_weights).sum(1, keepdim=True)) * scale
         dq[b, h] = d_scores @ keys
-        dk[b, n] += d_scores.T @ queries
-        dv[b, n] += weights.T @ grad
+        dk[b, h], dv[b, h] = d_scores.T @ queries, weights.T @ grad
     return o, lse, dq, dk, dv
-
-
-def clock(*functions, rounds=20, calls=10):
-    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
-    times = [[] for _ in functions]
-    for function, its in [*zip(functions, times)] * rounds:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-        begin.record()
-        for _ in range(calls):
-            function()
-        end.record()
-        end.synchronize()
-        its.append(begin.elapsed_time(end) / calls)
-    return map(statistics.median, times)
 
 
 def main():
@@ -751,7 +675,7 @@ def main():
         print(f"deferred_reduce_add: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
         if judged == "WRONG":
             return 1
-    mine, its = clock(ours, theirs)
+    mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
     work = 1_374_389_534_720 / 1e9  # of the matrix products
     told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
     print(f"deferred_reduce_add: {told}; {its / mine:.2f} times as fast")

@@ -10,7 +10,6 @@ Roles are called by their functions, with a number. TMA arrives when its bytes a
 is complete. Both CTAs of a cluster share key_full, query_full, value_full: there Triton doubles the arrivals that the
 kernel asks for, as each CTA arrives, and only CTA 0 waits. At the cluster barrier all warps of both wait for each
 other; the first time is behind the initialization of barriers, where the compiler puts it.
-
 barrier          slots  arrivals  who arrives                                  who waits, for which parity first
 key_full         2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
 output_full      1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
@@ -18,24 +17,19 @@ query_full       1      2         all warps of CTA 0, all warps of CTA 1, TMA  a
 scores_full      1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
 value_full       2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
 cluster barrier                   all warps of CTA 0, all warps of CTA 1       all warps of CTA 0, all warps of CTA 1
-
 Bytes of shared memory of each CTA: query 32,768, key 32,768, value 32,768, barriers 56; together 98,360.
 Columns of tensor memory of each CTA: scores 128, output 128, weights 64; together 320.
 
-For other problems `python -m steps.export two_cta_mma` writes other programs. They differ as follows. A quoted
-statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+For other problems `python -m steps.export two_cta_mma` writes other programs. They differ as follows, and in checks. A
+quoted statement is new: it replaces the one that assigns the same name, or is added.
   --head-dim 64: HEAD_DIM 64; SHARED_VALUE with swizzle_byte_width=64; SUMS blackwell.TensorMemoryLayout(block=(128,
-    64), col_stride=1, cga_layout=[[1, 0]], two_ctas=True); in to_panels `some = output.slice(0, AT_ONCE_2).load(OUTPUT)
-    * factor` and `panels.index(0).reshape([ROWS, AT_ONCE_2]).store(some.to(panels.dtype))`, not `for n in
-    gl.static_range(HEAD_DIM // AT_ONCE_2):` and `panels.index(n).reshape([ROWS,
-    AT_ONCE_2]).store(some.to(panels.dtype))`; in work_together `at = [query_tile.batch, head, query_tile.row, 0]` and
-    `tma.async_store(arrays.output, at, panels.index(0))`, not `for n_2 in gl.static_range(PANELS[0]):` and `at_2 =
-    [query_tile.batch, head, query_tile.row, n_2 * AT_ONCE_2]` and `tma.async_store(arrays.output, at_2,
-    panels.index(n_2))`; in attention `queries = describe(q, 256, 64, SHARED.value)` and `keys = describe(k, TILE_K, 64,
-    SHARED.value)` and `values = describe(v, TILE_K, 64, SHARED_VALUE.value)`
+    64), col_stride=1, cga_layout=[[1, 0]], two_ctas=True); other lines in to_panels, work_together; in attention
+    `queries, output = (describe(x, 256, 64, SHARED.value) for x in (q, o))` and `keys = describe(k, TILE_K, 64,
+    SHARED.value)` and `values = describe(v, TILE_K, 64, SHARED_VALUE.value)`, not `queries = describe(q, 256, 128,
+    SHARED.value)` and `output = describe(o, 256, 64, SHARED.value)`
   --dtype bfloat16: the same kernel and launch
-  --causal: 7 lines of work_together; also has hide
-  --seq-len-kv 4001: 5 lines of work_together; also has hide
+  --causal: other lines in work_together; also has hide
+  --seq-len-kv 4001: other lines in work_together; also has hide
 
 Made from step 604 two_cta_mma (2-CTA MMA) of the FMHA tutorial by
 python -m steps.export two_cta_mma --head-dim 128 --seq-len 4096 --dtype float16 --no-causal
@@ -43,7 +37,6 @@ python -m steps.export two_cta_mma --head-dim 128 --seq-len 4096 --dtype float16
 
 import itertools
 import math
-import statistics
 import sys
 from collections import namedtuple
 from functools import partial
@@ -55,6 +48,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import blackwell, hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.testing import do_bench
 
 WARPGROUPS = gl.constexpr(1)
 ROWS = gl.constexpr(256)
@@ -87,20 +81,15 @@ OUTPUT = gl.constexpr(
 
 # Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
-
 # Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box.
 Arrays = namedtuple("Arrays", "query key value output")
-
 # What is to be computed.
 Work = namedtuple("Work", "heads tiles_a_head seq_len_kv")
-
 # mbarriers. query, scores, weights, output, factors: one for each warpgroup. key, value: one for each slot. query_full:
 # TMA has brought a warpgroup's queries. scores_full: the QK product has ended. output_full: the PV product has ended.
 Barriers = namedtuple("Barriers", "query_full key_full value_full scores_full output_full")
-
 # Columns of tensor memory, for each warpgroup: scores and outputs in float32, weights in Q's dtype.
 Columns = namedtuple("Columns", "scores weights output")
-
 # A tile of queries. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are.
 QueryTile = namedtuple("QueryTile", "row kv_head batch seq_len_kv")
 
@@ -250,7 +239,6 @@ def work_together(arrays, tiles, columns, barriers, work, scale):
         if j + STAGES < end:
             fetch_keys(arrays, tiles, barriers, query_tile, j + STAGES, j)
         scores = scores_at.load(ACCUMULATOR)
-
         # --- online softmax ---
         row_max, correction = next_maxima(scores, row_max, scale)
         weights = weigh(scores, row_max, scale)
@@ -259,7 +247,6 @@ def work_together(arrays, tiles, columns, barriers, work, scale):
         if j > 0:
             rescale(output_at, correction)
         weights_at.store(weights)
-
         # --- output: PV product ---
         mbarrier.wait(barriers.value_full.index(j % STAGES), j // STAGES & 1)
         # The weights of both CTAs are there, their outputs are rescaled, and their scores are read: a product
@@ -269,7 +256,6 @@ def work_together(arrays, tiles, columns, barriers, work, scale):
         mbarrier.wait(barriers.output_full.index(0), j & 1)
         if j + STAGES < end:
             fetch_values(arrays, tiles, barriers, query_tile, j + STAGES, j)
-
     # Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where its Q was.
     PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE_2, 1, 1, ROWS, AT_ONCE_2]
     panels = tiles.output.index(0).reinterpret(tiles.output.dtype, PANELS, SHARED)
@@ -286,16 +272,13 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     QUERIES: gl.constexpr = [WARPGROUPS, 1, 1, ROWS, HEAD_DIM]
     KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
     dtype: gl.constexpr = Q.dtype
-
     # --- shared memory; the output leaves from where Q was ---
     queries = gl.allocate_shared_memory(dtype, QUERIES, SHARED)
     keys = gl.allocate_shared_memory(dtype, KEYS, SHARED_KEY)
     values = gl.allocate_shared_memory(dtype, KEYS, SHARED_VALUE)
     tiles = Tiles(queries, keys, values, queries)
-
     # --- tensor memory ---
     columns = allocate_columns(dtype)
-
     # --- who does what; the first warpgroup's warps are those that the block began with ---
     arrays = Arrays(Q, K, V, Out)
     work = Work(heads, tiles_a_head, seq_len_kv)
@@ -311,39 +294,28 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
 D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
-def expect(holds, name, wanted, came):
-    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
-    if not holds:
+def expect(name, wanted, came, fits=None):
+    """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
+    if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check_tensor(name, x, *shape):
-    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
-    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
-    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
-    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
 
 
 def check(q, k, v):
     """Raise ValueError for what the kernel was not compiled for."""
-    check_tensor("q", q, "batch", "heads", "seq_len_q", D)
-    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
-    check_tensor("v", v, *k.shape)
-    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
-    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
-    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
-    expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
-
-
-def describable(x):
-    """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
-    fits = x.data_ptr() % 16 == 0 and x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
-    return x if fits else x.clone(memory_format=torch.contiguous_format)
+    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v)):
+        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
 
 
 def describe(x, rows, columns, layout):
     """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
+    if (
+        x.data_ptr() % 16 or x.stride(3) != 1 or any(n <= 0 or n % 8 for n in x.stride()[:3])
+    ):  # not in steps of 16 bytes
+        x = x.clone(memory_format=torch.contiguous_format)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
@@ -351,16 +323,15 @@ def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     check(q, k, v)
     scale = 1 / math.sqrt(D) if scale is None else scale
-    expect(scale > 0, "scale", "a number above 0", scale)
-    q, k, v = describable(q), describable(k), describable(v)
+    expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = tiles * lines
     order = starts = torch.empty(1, dtype=torch.int32, device=q.device)  # nobody reads them
     queries = describe(q, 256, 128, SHARED.value)
+    output = describe(o, 256, 64, SHARED.value)
     keys = describe(k, TILE_K, 128, SHARED.value)
     values = describe(v, TILE_K, 128, SHARED_VALUE.value)
-    output = describe(o, 256, 64, SHARED.value)
     numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
     arguments = (queries, keys, values, output, order, starts, *numbers)
     with torch.cuda.device(q.device):
@@ -376,21 +347,6 @@ def exact(q, k, v):
         scores = queries @ keys.T / math.sqrt(D)
         o[b, h] = scores.softmax(1) @ values
     return o
-
-
-def clock(*functions, rounds=20, calls=10):
-    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
-    times = [[] for _ in functions]
-    for function, its in [*zip(functions, times)] * rounds:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-        begin.record()
-        for _ in range(calls):
-            function()
-        end.record()
-        end.synchronize()
-        its.append(begin.elapsed_time(end) / calls)
-    return map(statistics.median, times)
 
 
 def main():
@@ -409,7 +365,7 @@ def main():
         print(f"two_cta_mma: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
         if judged == "WRONG":
             return 1
-    mine, its = clock(ours, theirs)
+    mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
     work = 1_099_511_627_776 / 1e9  # of the matrix products
     told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
     print(f"two_cta_mma: {told}; {its / mine:.2f} times as fast")

@@ -6,13 +6,13 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
 
-For other problems `python -m steps.export xcd_swizzle` writes other programs. They differ as follows. A quoted
-statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
+For other problems `python -m steps.export xcd_swizzle` writes other programs. They differ as follows, and in checks. A
+quoted statement is new: it replaces the one that assigns the same name, or is added.
   --head-dim 64: HEAD_DIM 64; SHARED with per_phase=2, max_phase=8; COPY gl.BlockedLayout([1, 8], [8, 8], [8, 1], [1,
     0])
   --dtype bfloat16: the same kernel and launch
-  --no-causal: 9 lines of fmha
-  --seq-len-kv 4001: 1 lines of offsets; 2 lines of load_queries; 1 lines of fetch; 1 lines of fmha
+  --no-causal: other lines in fmha
+  --seq-len-kv 4001: other lines in offsets, load_queries, fetch, fmha
 
 Made from step 704 xcd_swizzle (XCD swizzle) of the FMHA tutorial by
 python -m steps.export xcd_swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -20,7 +20,6 @@ python -m steps.export xcd_swizzle --head-dim 128 --seq-len 4096 --dtype float16
 
 import itertools
 import math
-import statistics
 import sys
 from functools import partial
 
@@ -31,6 +30,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language import amd
 from triton.experimental.gluon.language.amd import cdna3
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
+from triton.testing import do_bench
 
 TILES = gl.constexpr(3)
 TILE_KEY = gl.constexpr(64)
@@ -105,7 +105,6 @@ def to_head(pointer, strides, head, batch):
 def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_len_q, seq_len_kv):
     ROWS: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
     dtype: gl.constexpr = Q.dtype.element_ty
-
     # --- which queries are ours, and which keys they see ---
     first_query = gl.program_id(1) * TILE_QUERY
     head = gl.program_id(0)
@@ -122,13 +121,11 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     end = gl.cdiv(seq_len_kv, TILE_KEY)
     whole = gl.minimum(whole, first_query // TILE_KEY)
     end = gl.minimum(end, gl.cdiv(first_query + TILE_QUERY, TILE_KEY))
-
     # --- Q in registers, K and V in LDS ---
     q = load_queries(Q, q_strides[2], first_query, seq_len_q)
     q = (q.to(gl.float32) * scale).to(dtype)
     keys = gl.allocate_shared_memory(dtype, [TILES, TILE_KEY, HEAD_DIM], SHARED)
     values = gl.allocate_shared_memory(dtype, [TILES, TILE_KEY, HEAD_DIM], SHARED)
-
     # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
     AHEAD: gl.constexpr = TILES - 1
     for n in gl.static_range(AHEAD):
@@ -136,18 +133,15 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         fetch(values.index(n), V, v_stride, gl.minimum(n, end - 1), seq_len_kv)
         async_copy.commit_group()
     async_copy.wait_group(AHEAD - 1)  # in the loop, an iteration waits for the tile of the next one
-
     row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
     row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
     accumulator = gl.full([TILE_QUERY, HEAD_DIM], 0.0, gl.float32, ACCUMULATOR)  # not yet normalised
-
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in gl.static_range(2):
         for j in range(whole if masked else 0, end if masked else whole):
             with amd.warp_pipeline_stage("scores", priority=STAGES_PRODUCTS):
                 k = async_copy.load_shared_relaxed(keys.index(j % TILES).permute((1, 0)), RIGHT)
                 scores = cdna3.mfma(q, k, gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, ACCUMULATOR))
-
             with amd.warp_pipeline_stage("softmax", priority=STAGES_SOFTMAX):
                 # Into the slot of the iteration before, which both halves have left.
                 later = gl.minimum(j + AHEAD, end - 1)
@@ -163,15 +157,12 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                 row_sum = row_sum * correction + gl.sum(weights, 1)
                 weights = gl.convert_layout(weights.to(dtype), LEFT)
                 accumulator = accumulator * correction[:, None]
-
             # For the next iteration's tile. All waves meet once, for this wait and for the end of the stage.
             async_copy.wait_group(AHEAD - 1)
-
             with amd.warp_pipeline_stage("output", priority=STAGES_PRODUCTS):
                 accumulator = cdna3.mfma(
                     weights, async_copy.load_shared_relaxed(values.index(j % TILES), RIGHT), accumulator
                 )
-
     # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)  # what still comes would come to the LDS of another block
     o = accumulator * (1.0 / row_sum)[:, None]
@@ -181,29 +172,20 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
 D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
-def expect(holds, name, wanted, came):
-    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
-    if not holds:
+def expect(name, wanted, came, fits=None):
+    """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
+    if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check_tensor(name, x, *shape):
-    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
-    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
-    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
-    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
 
 
 def check(q, k, v):
     """Raise ValueError for what the kernel was not compiled for."""
-    check_tensor("q", q, "batch", "heads", "seq_len_q", D)
-    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
-    check_tensor("v", v, *k.shape)
-    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
-    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
-    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
-    expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
+    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v)):
+        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
 
 
 def copyable(x):
@@ -218,7 +200,7 @@ def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     check(q, k, v)
     scale = 1 / math.sqrt(D) if scale is None else scale
-    expect(scale > 0, "scale", "a number above 0", scale)
+    expect("scale", "a number above 0", scale, scale > 0)
     q, k, v = copyable(q), copyable(k), copyable(v)
     if k.stride(2) != v.stride(2):  # the kernel takes one stride for the rows of both
         k, v = (x.clone(memory_format=torch.contiguous_format) for x in (k, v))
@@ -242,21 +224,6 @@ def exact(q, k, v):
     return o
 
 
-def clock(*functions, rounds=20, calls=10):
-    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
-    times = [[] for _ in functions]
-    for function, its in [*zip(functions, times)] * rounds:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-        begin.record()
-        for _ in range(calls):
-            function()
-        end.record()
-        end.synchronize()
-        its.append(begin.elapsed_time(end) / calls)
-    return map(statistics.median, times)
-
-
 def main():
     if not torch.cuda.is_available() or "gfx950" not in torch.cuda.get_device_properties().gcnArchName:
         print("this program needs an AMD GPU gfx950 (MI350)", file=sys.stderr)
@@ -273,7 +240,7 @@ def main():
         print(f"xcd_swizzle: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
         if judged == "WRONG":
             return 1
-    mine, its = clock(ours, theirs)
+    mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
     work = 549_755_813_888 / 1e9  # of the matrix products
     told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
     print(f"xcd_swizzle: {told}; {its / mine:.2f} times as fast")

@@ -6,18 +6,10 @@ Compiled in: head_dim 128, bfloat16, a causal mask, 8 query heads for each head 
 heads and lengths may be others, as far as the checks say; the launch is chosen for the problem at the end of this file.
 There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export paged` writes other programs. They differ as follows. A quoted statement is
-new: it replaces the one that assigns the same name, or is added. Checks differ, too.
-  --head-dim 64: TILE_KEY 128; HEAD_DIM 64; in load_key_from_pages `return ct.permute(from_small_pages(K, batch,
-    kv_head, j, LATENCY_KEY), (1, 0))`, not `Pages, Table, _ = K` and `tiles_a_page = PAGE_SIZE // TILE_KEY` and
-    `number, within = (ct.load(Table, (batch, j // tiles_a_page), ()), j % tiles_a_page)` and `shape = (1, 1, HEAD_DIM,
-    TILE_KEY)` and `k = ct.load(Pages, (number, kv_head, 0, within), shape, order=(0, 2, 3, 1), latency=LATENCY_KEY)`
-    and `return ct.reshape(k, (HEAD_DIM, TILE_KEY))`; in fmha_decode `v = from_small_pages((V, Table, last), batch,
-    kv_head, j, LATENCY_VALUE)`; also has small_page with `number = ct.load(Table, (batch, min(n, last)), ())` and `x =
-    ct.load(Pages, (number, 0, kv_head, 0), (1, PAGE_SIZE, 1, HEAD_DIM), latency=latency)` and `return ct.reshape(x,
-    (PAGE_SIZE, HEAD_DIM))`; also has from_small_pages with `Pages, Table, last = source` and `n = 2 * j` and `first =
-    small_page(Pages, Table, batch, n, last, kv_head, latency)` and `return ct.cat((first, small_page(Pages, Table,
-    batch, n + 1, last, kv_head, latency)), 0)`; has no load_value_from_pages
+For other problems `python -m steps.export paged` writes other programs. They differ as follows, and in checks. A quoted
+statement is new: it replaces the one that assigns the same name, or is added.
+  --head-dim 64: TILE_KEY 128; HEAD_DIM 64; other lines in load_key_from_pages, fmha_decode; also has small_page,
+    from_small_pages; has no load_value_from_pages
   --dtype float16: the same kernel and launch
   --no-causal: the same kernel and launch
   --seq-len-kv 4001: the same kernel and launch
@@ -28,13 +20,13 @@ python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dty
 
 import itertools
 import math
-import statistics
 import sys
 from functools import lru_cache, partial
 
 import cuda.tile as ct
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from triton.testing import do_bench
 
 TILE_KEY = 64
 PAGE_SIZE = 64
@@ -145,18 +137,23 @@ def merge(Partials, LSE, Out):
 GROUP = 8  # query heads for each head of keys and values
 
 
-def expect(holds, name, wanted, came):
-    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
-    if not holds:
+def expect(name, wanted, came, fits=None):
+    """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
+    if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
 
 
-def check_tensor(name, x, *shape):
-    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
-    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
-    expect(x.dtype == torch.bfloat16, name, "torch.bfloat16", x.dtype)
-    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
+def check(q, k_pages, v_pages, page_table, lengths):
+    """Raise ValueError for what the kernel was not compiled for."""
+    pages = [*k_pages.shape[:1], 64, *k_pages.shape[2:3], HEAD_DIM]
+    shapes = {"q": [*q.shape[:2], 1, HEAD_DIM], "k_pages": pages, "v_pages": pages}
+    for (name, shape), x in zip(shapes.items(), (q, k_pages, v_pages)):
+        expect(name, f"torch.bfloat16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    heads = GROUP * k_pages.shape[2]
+    expect("q", f"{GROUP} heads for each of k_pages', {heads}", q.shape[1], q.shape[1] == heads)
+    rows = [(x.dtype, *x.shape[:1]) for x in (page_table, lengths)]
+    expect("page_table and lengths", [(torch.int32, q.shape[0])] * 2, rows)
 
 
 KERNEL = ct.kernel(fmha_decode, occupancy=2)
@@ -181,13 +178,7 @@ def paged(q, k_pages, v_pages, page_table, lengths, scale=None):
     k_pages and v_pages: [pages, 64, kv_heads, head_dim]. page_table: int32 [batch, pages of the longest],
     the numbers of a sequence's pages. lengths: int32 [batch], keys of each sequence. Nobody checks what they hold.
     """
-    check_tensor("q", q, "batch", "heads", 1, HEAD_DIM)
-    check_tensor("k_pages", k_pages, "pages", 64, "kv_heads", HEAD_DIM)
-    check_tensor("v_pages", v_pages, *k_pages.shape)
-    heads = GROUP * k_pages.shape[2]
-    expect(q.shape[1] == heads, "q", f"{GROUP} heads for each of k_pages', {heads}", q.shape[1])
-    shapes = [(page_table.dtype, *page_table.shape[:1]), (lengths.dtype, *lengths.shape)]
-    expect(shapes == [(torch.int32, q.shape[0])] * 2, "page_table, lengths", f"int32, {q.shape[0]} rows", shapes)
+    check(q, k_pages, v_pages, page_table, lengths)
     longest = page_table.shape[1] * 64
     return decode(q, (k_pages, v_pages, page_table, lengths), k_pages.shape[2], longest, scale)
 
@@ -195,7 +186,7 @@ def paged(q, k_pages, v_pages, page_table, lengths, scale=None):
 def decode(q, sources, kv_heads, seq_len_kv, scale):
     """Attention of q. sources: what the kernel reads beside it."""
     scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
-    expect(scale > 0, "scale", "a number above 0", scale)
+    expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     groups = kv_heads * -(-GROUP // 8)  # tiles of rows of a sequence
     by_group = (kv_heads, GROUP)  # heads, as the kernels see them
@@ -244,21 +235,6 @@ def pytorch(q, k_pages, v_pages, table, lengths):
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
-def clock(*functions, rounds=20, calls=10):
-    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
-    times = [[] for _ in functions]
-    for function, its in [*zip(functions, times)] * rounds:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-        begin.record()
-        for _ in range(calls):
-            function()
-        end.record()
-        end.synchronize()
-        its.append(begin.elapsed_time(end) / calls)
-    return map(statistics.median, times)
-
-
 def main():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
@@ -279,7 +255,7 @@ def main():
         print(f"paged: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
         if judged == "WRONG":
             return 1
-    mine, its = clock(ours, theirs)
+    mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
     work = 6_710_886_400 / 1e9  # of the matrix products
     told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; PyTorch: {its:.4f} ms, {work / its:.1f} TFLOPS"
     print(f"paged: {told}; {its / mine:.2f} times as fast")

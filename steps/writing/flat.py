@@ -35,6 +35,11 @@ from steps.writing.trees import LINE_LENGTH, code, parameters, uses
 from steps.writing.values import CannotFlatten, depth
 
 SKIP = "  # fmt: skip"
+ROLES = re.compile(
+    r"^(?P<margin> *)WORKERS: gl\.constexpr = (?P<warps>.*)\n *BUDGETS: gl\.constexpr = (?P<registers>.*)\n"
+    r" *gl\.warp_specialize\(\n *\[\n(?P<roles>(?: *\(.*\),\n)+) *\],\n *WORKERS,\n *BUDGETS,\n *\)",
+    re.MULTILINE,
+)
 MATRICES = "LinearLayout("  # which ruff would spread over many lines
 
 
@@ -89,7 +94,7 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
     yield import_lines({name: line for name, line in program.imports.items() if used[name]})
     lines = [f"{name} = {definition}" for name, definition in reversed(constants)]
     numbers = "\n".join(f"{line}{SKIP * (MATRICES in line)}" for line in lines)
-    yield "\n\n".join(filter(None, [numbers, *records]))
+    yield "\n\n".join(filter(None, [numbers, "\n".join(records)]))
     yield from (source.strip() for source in others)
     yield from (code(text.functions[name]) for name in functions)
 
@@ -152,13 +157,19 @@ def formatted(text: str) -> str:
     text = "\n".join(map(_broken, text.splitlines())) + "\n"
     command = [sys.executable, "-m", "ruff", "format", "--line-length", str(LINE_LENGTH), "-"]
     done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8")
-    return done.stdout if done.returncode == 0 else text
+    return ROLES.sub(_roles, done.stdout) if done.returncode == 0 else text
+
+
+def _roles(found: re.Match) -> str:
+    """A call of ``warp_specialize`` with a line for each role, and none for a bracket alone."""
+    margin, roles = found["margin"], found["roles"].replace("\n    ", "\n").removeprefix("    ")
+    return f"{margin}gl.warp_specialize([\n{roles}{margin}], {found['warps']}, {found['registers']}){SKIP}"
 
 
 def _broken(line: str) -> str:
     """A line as several, where it is too long: a comment, or a call or ``def`` that ruff is to leave alone."""
     margin = line[: len(line) - len(line.lstrip())]
-    if line.endswith(SKIP) and not line.lstrip().removesuffix(SKIP).strip("):,"):  # the end of what was broken before
+    if line.endswith(SKIP) and line.lstrip().startswith((")", "]")):  # the end of what was broken before
         return line
     if line.endswith(SKIP) and len(line) <= LINE_LENGTH + len(SKIP):
         return line.removesuffix(SKIP)

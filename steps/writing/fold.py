@@ -325,7 +325,7 @@ class Fold(Rewriter):
         if turns != 1 or not kept or any(uses(statement.body).stores[code(target)] for target in targets):
             return None
         put = dict(zip(map(code, targets), values, strict=True))
-        headings = [line for line in statement.leading_lines if not line.comment or is_heading(line)]
+        headings = [line for line in statement.leading_lines if is_heading(line)]
         return self._taken(statement.with_changes(leading_lines=headings), statement.body.visit(Substitute(put)))
 
     def leave_Call(self, original, updated):

@@ -4,8 +4,7 @@ A skeleton is cut into small functions, as several kernels share them. In the te
 and a reader would have to look each of them up. Their statements stand in place of the call then, below their
 docstring's first line; so do those of a tiny function that two places call. A call inside an expression is taken out of
 it first. Left alone are functions of another module of the package than their caller, such as those that fill a step's
-holes, unless that is a module of pieces (``PIECES`` of the package), and long ones, but for a long one that is all that
-its caller does.
+holes, unless that is a module of pieces (``PIECES`` of the package), and loops that a branch calls.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from steps.writing.trees import (
     uses,
 )
 
-LONG, TINY = 12, 2  # statements of a function that is called once, and of one that is called twice
+TINY = 2  # statements of a function that is written out although two places call it
 
 
 def inline(
@@ -54,7 +53,7 @@ def inline(
             tried.add(name)
             if not all(_together(modules[caller], modules[name]) for caller in callers):
                 continue
-            if not all(_suits(tree, functions[caller], sum(callers.values())) for caller in callers):
+            if not all(_suits(name, tree, functions[caller], sum(callers.values())) for caller in callers):
                 continue
             written = {caller: _written_out(name, tree, functions[caller], times) for caller, times in callers.items()}
             if all(written.values()):
@@ -120,8 +119,11 @@ def _together(caller: str, callee: str) -> bool:
     )
 
 
-def _suits(callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool:
-    """Whether a function can be written out at all, and should be: a short one, or a tiny one that two places call."""
+def _suits(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool:
+    """Whether a function can be written out at all, and should be: called once, or a tiny one that two places call.
+
+    A loop that a branch calls stays a function: it is another kernel than what the other branch does.
+    """
     body = statements(callee)
     if not body or callee.params.star_arg != cst.MaybeSentinel.DEFAULT or callee.params.kwonly_params:
         return False
@@ -133,7 +135,8 @@ def _suits(callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool
     if returns != int(ends) or (one_expression and "inline_asm" in code(body[0])):  # whose name tells what it does
         return False
     if calls == 1:
-        return lines <= LONG or len(statements(caller)) == 1
+        loops = found_in(callee, cst.For, cst.While)
+        return not (loops and any(uses(branch).loads[name] for branch in found_in(caller, cst.If)))
     if any(found_in(statement, cst.AnnAssign) for statement in body):
         return False  # its constants would stand there twice
     short = sum(len(code(statement)) for statement in body) <= LINE_LENGTH

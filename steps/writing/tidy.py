@@ -132,16 +132,23 @@ class Tidy(Rewriter):
         return isinstance(value, cst.Attribute) and code(value.value) in self.text.fields.variables
 
     def _apart(self, statement, target: cst.Tuple, value: cst.Tuple, following: list) -> list | None:
-        """``a, b = x, y`` as two assignments, where one of them has no purpose, or both are too long for a line."""
+        """``a, b = x, y`` as two assignments, where one of them has no purpose, or both are too long for a line.
+
+        Or as one, where all the others are of names to themselves.
+        """
         if len(value.elements) != len(target.elements):
             return None
         pairs = [(left.value, right.value) for left, right in zip(target.elements, value.elements, strict=True)]
         if not all(isinstance(left, cst.Name) for left, _ in pairs):
             return None
+        others = [(left, right) for left, right in pairs if code(left) != code(right)]
+        if len(others) == 1:  # the rest are assigned themselves
+            line = cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(others[0][0])], others[0][1])])
+            return [line.with_changes(leading_lines=statement.leading_lines)]
         names = [left.value for left, _ in pairs]
         if {*names} & {*uses(value).loads}:
             return None
-        wide = len(code(statement)) > LINE_LENGTH - 12
+        wide = len(code(small(statement))) > LINE_LENGTH - 12
         if not wide and not any(
             not self.total.loads[name] or self._is_alias(name, part, following)
             for name, (_, part) in zip(names, pairs, strict=True)

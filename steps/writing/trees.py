@@ -270,22 +270,18 @@ class Rewriter(cst.CSTTransformer):
         return cst.IndentedBlock([cst.SimpleStatementLine([part]) for part in updated.body])
 
     def leave_IndentedBlock(self, original, updated):
-        body, passed_on, empty, todo = [], [], False, list(updated.body)
+        body, passed_on, todo = [], [], list(updated.body)
         while todo:
             statement, *todo = todo
             left = self.replace(statement, todo)
             left = [statement] if left is None else left
-            if not left:  # an empty line and a heading in front of what goes belong to what follows as well
-                lines = statement.leading_lines
-                passed_on = [line for line in lines if is_heading(line)] or passed_on
-                empty = empty or any(not line.comment for line in lines)
+            if not left:  # a heading in front of what goes belongs to what follows as well
+                passed_on = [line for line in statement.leading_lines if is_heading(line)] or passed_on
                 continue
-            lines = list(left[0].leading_lines)
-            if passed_on and not any(map(is_heading, lines)):
-                lines = passed_on + [line for line in lines if line.comment]
-            if empty and (not lines or lines[0].comment):
-                lines = [cst.EmptyLine(indent=False), *lines]
-            passed_on, empty = [], False
+            lines = [line for line in left[0].leading_lines if line.comment]
+            if not any(map(is_heading, lines)):
+                lines = passed_on + lines
+            passed_on = []
             body += [left[0].with_changes(leading_lines=lines), *left[1:]]
             if isinstance(small(left[-1]), cst.Return):
                 break

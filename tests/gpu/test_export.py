@@ -1,13 +1,12 @@
 """On a GPU: programs that steps.export writes are right when they are started, and nearly as fast as their steps."""
 
 import re
-import statistics
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
-import torch
+from triton.testing import do_bench
 
 from steps import Unsupported
 from steps.core.fused import FusedStep
@@ -59,18 +58,7 @@ def test_a_program_is_right_and_as_fast_as_its_step(step, which, tmp_path):
 
 
 def milliseconds(step, problem) -> float:
-    """Of a call of a step, timed as a program times itself: the median of rounds."""
+    """Of a call of a step, timed as a program times itself."""
     way = pass_of(step)
     inputs = way.inputs(problem, 0, "cuda")
-    way.call(step, problem, inputs)
-    rounds = []
-    for _ in range(20):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-        begin.record()
-        for _ in range(10):
-            way.call(step, problem, inputs)
-        end.record()
-        end.synchronize()
-        rounds.append(begin.elapsed_time(end) / 10)
-    return statistics.median(rounds)
+    return do_bench(lambda: way.call(step, problem, inputs), return_mode="median")
