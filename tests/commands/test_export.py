@@ -130,6 +130,7 @@ EXAMPLES = (
 CHOSEN = [get_step(name) for name in EXAMPLES]  # a kind of launch each
 QUICK = ("mask_loop", "paged", "explicit", "xcd_swizzle")
 KEPT = chosen()
+LAST_OF_PARTS = list({part_of(step.number): step for step in KEPT}.values())
 STEPS = [step for step in whole_ladder() if isinstance(step, FusedStep)]
 
 
@@ -466,6 +467,8 @@ def test_a_table_is_the_same_when_the_kernel_has_run_before():
     assert "\ncounts  " in first and first == again
 
 
+# A program is written five times over, for what other problems would have: seconds each.
+@sampled(core=lambda step: step in LAST_OF_PARTS)
 @pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
 def test_a_program_that_is_kept_is_what_is_exported_now(step):
     kept = program_file(step).read_text(encoding="utf-8")
