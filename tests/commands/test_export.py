@@ -19,7 +19,7 @@ import torch
 
 from steps import Unsupported, get_step
 from steps.core.fused import FusedStep
-from steps.core.ladder import KERNELS, program_file, whole_ladder
+from steps.core.ladder import KERNELS, part_of, program_file, whole_ladder
 from steps.core.launch import untold
 from steps.cutile.launching import compiled_when_launched
 from steps.export import main
