@@ -39,6 +39,7 @@ SHAPES = [
     problem(batch=1, heads=2, seq_len_q=129, seq_len_kv=150, head_dim=256),
     problem(batch=1, heads=6, kv_heads=2, head_dim=80, seq_len_q=65, seq_len_kv=200),
     problem(batch=1, heads=2, head_dim=32, scale=0.5),
+    problem(batch=1, heads=1, seq_len_q=400, seq_len_kv=400),  # a diagonal through several tiles, of 192 queries, too
 ]
 
 
