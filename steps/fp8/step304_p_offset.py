@@ -7,6 +7,8 @@ weight uses.
 Here all weights are 2^8 times as large. That costs nothing: the softmax subtracts the maximum less 8. The sums have the
 same factor, and the division takes it out. So it is in the log-sum-exp, too. FlashAttention-3 does the same.
 
+The step is not there for speed. It buys digits in rows where much of the sum is in small weights.
+
 Three variants inside this step try on it what the 16-bit kernels have: ``fp8_ping_pong``, the two warpgroups issue
 their products in turn; ``fp8_no_redundant_barriers``, warps meet only where they must; ``fp8_three_warpgroups``, three
 warpgroups where head_dim is 64. There the exponentials bound the time, and the outputs of 64 queries take 32 registers
