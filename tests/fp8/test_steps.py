@@ -201,7 +201,8 @@ def test_bad_requests_are_told_in_one_line(more, told):
 def test_what_no_step_takes():
     step = get_step("pv_fp8")
     assert "head_dim must be a multiple of 16 up to 256, got 72" in step.unsupported(problem(head_dim=72), "sm_90")
-    assert "at most 128, got 256" in get_step("qk_fp8").unsupported(problem(head_dim=256), "sm_90")
+    told = get_step("qk_fp8").unsupported(problem(head_dim=256), "sm_90")
+    assert told == "head_dim must be at most 128, as V in 16 bits takes room, got 256"
     assert step.unsupported(problem(window=5), "sm_90") == "takes no sliding window"
     assert "not in float16" in step.unsupported(sixteen_bits(), "sm_90")
     assert "sm_90 alone" in step.unsupported(problem(), "sm_100")
