@@ -14,6 +14,7 @@ from rich.measure import Measurement as Width
 from rich.table import Table
 
 from tutorial_lib import tables
+from tutorial_lib.passes import PASSES
 from tutorial_lib.results import Measurement, Run
 from tutorial_lib.tables import NOTHING
 
@@ -115,6 +116,7 @@ def _of_run(column: Column, run: Run, recorded: Run | None) -> Column:
     """A column with what fills it in this run."""
     if not run.timed and column.key in UNTIMED_RANKS:
         column = replace(column, rank=UNTIMED_RANKS[column.key])
+    column = replace(column, header=column.header.replace("SDPA's", PASSES[run.direction].measure_in_tables))
     source = run if run.timed else recorded
     if column.key == "split" and source:
         column = replace(column, text=tables.cycles_and_clock(source)[1])

@@ -31,6 +31,7 @@ class Pass(ABC):
     title: str  # of what is computed, for reports
     baseline: str  # the step that every speedup is one over: PyTorch's own
     measure = "SDPA's"  # whose error ``yardstick`` gives
+    measure_in_tables = "SDPA's"
     products: int  # matrix products that the formulas take, each of 2 operations a query-key pair and head dimension
 
     @abstractmethod
@@ -379,6 +380,7 @@ class Quantized(Forward):
     title = "Attention in fp8"
     baseline = "fp8_dequantized"
     measure = "that of float32 with weights in e4m3"
+    measure_in_tables = "e4m3 weights'"
 
     def inputs(self, problem, seed, device="cpu"):
         """Those of the forward pass in bfloat16, quantised with a scale for each sequence and kv head."""

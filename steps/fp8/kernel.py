@@ -1,10 +1,10 @@
-"""The kernel of the fp8 steps: a producer warp fetches, and two warpgroups compute (``steps.hopper.kernel``).
+"""The kernel of the fp8 steps: a producer warp fetches, and warpgroups compute (``steps.hopper.kernel``).
 
 The loop is that of FlashAttention-3 (Shah et al. 2024, https://arxiv.org/abs/2407.08608): the softmax of a tile of keys
-runs under the PV product of the tile before. The tiles of keys are visited from the last to the first. A tile of keys
-holds whole tiles of queries, so the first that is visited alone needs a mask, for the diagonal or for the end of the
-keys, and the loop has none. Persistent blocks begin the first QK product for the next queries behind the last PV
-product for these.
+runs under the PV product of the tile before. The tiles of keys are visited from the last to the first. Where one holds
+whole tiles of queries, the first that is visited alone needs a mask, for the diagonal or for the end of the keys, and
+the loop has none. Persistent blocks begin the first QK product for the next queries behind the last PV product for
+these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import LEAST, exp2, hide, store_lse, tiles_to_visit
 from steps.hopper.lib import Arrays, Tiles, await_tile, fetch, fetch_queries, query_of, release, rings
-from steps.hopper.softmax import by_row, weigh
+from steps.hopper.softmax import by_row, hide_where_needed, weigh
 
 
 class Work(NamedTuple):
@@ -130,7 +130,8 @@ def attend(
     Returns (weights of the last tile, total, its correction [query, 1], sums, maxima, iteration).
     """
     STAGES: gl.constexpr = variant.stages
-    # --- the first tile, which alone needs a mask ---
+    whole, _ = tiles_to_visit(row, seq_len_kv, variant)
+    # --- the first tile ---
     scores = warpgroup_mma_wait(0, deps=[scores])
     release(barriers.key_empty, iteration, STAGES)
     if variant.causal or variant.ragged:
@@ -143,7 +144,7 @@ def attend(
     total = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
     before = gl.full([variant.rows, 1], 1.0, gl.float32, variant.output)
 
-    for _ in range(1, end):
+    for j in range(1, end):
         # --- issue: scores of this tile, output of the tile before ---
         await_tile(barriers.key_full, iteration + 1, STAGES)
         # A turn for all tiles but the first of every tile of queries.
@@ -153,6 +154,8 @@ def attend(
         variant.turns.give(barriers, warpgroup, variant)
         scores = warpgroup_mma_wait(1, deps=[scores])
         release(barriers.key_empty, iteration + 1, STAGES)
+        if variant.masks_in_loop:
+            scores = hide_where_needed(scores, end - 1 - j, whole, end, row, seq_len_kv, variant)
 
         # --- online softmax, while the output is computed ---
         new_max = raise_maxima(scores, row_max, scale, variant)
@@ -246,12 +249,24 @@ def fmha(
     variant.hold.begin()
     WORKERS: gl.constexpr = variant.workers
     BUDGETS: gl.constexpr = variant.budgets
-    gl.warp_specialize(
-        [
-            (consume, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),
-            (consume, (arrays, tiles, barriers, work, scale, LSE, 1, variant)),
-            (produce, (arrays, tiles, barriers, work, variant)),
-        ],
-        WORKERS,
-        BUDGETS,
-    )
+    if variant.warpgroups == 2:
+        gl.warp_specialize(
+            [
+                (consume, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, LSE, 1, variant)),
+                (produce, (arrays, tiles, barriers, work, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, LSE, 1, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, LSE, 2, variant)),
+                (produce, (arrays, tiles, barriers, work, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )

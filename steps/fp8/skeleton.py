@@ -14,13 +14,14 @@ from steps.core.order import DEALT, Order
 from steps.core.quantized import QuantizedStep
 from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
+from steps.core.tiles import Tile
 from steps.core.work import Work, places
 from steps.fp8 import kernel, transpose
 from steps.fp8.products import IN_BFLOAT16, IN_TENSOR_CORES, ProductSums, Values
 from steps.fp8.variant import HELD, Variant
 from steps.gluon.tensors import contiguous_copy, shapes
 from steps.hopper import lib
-from steps.hopper.variant import GROUP_WARPS
+from steps.hopper.variant import GROUP_WARPS, ROWS
 from tutorial_lib import compiler
 from tutorial_lib.problem import FP8, Problem
 
@@ -34,13 +35,14 @@ class Fp8Step(QuantizedStep, FusedStep):
     """A fused kernel for sm_90 in Gluon that takes fp8, with these holes filled.
 
     values: how V and the weights come to the PV product. product_sums: how its sums are kept. offset: of the weights,
-    in base 2. turns: in which order the warpgroups issue products. hold: whether the warps of a
-    group meet, and what holds the order of instructions. order: which block computes which tiles of queries.
+    in base 2. warpgroups: how many compute, 2 or 3. turns: in which order they issue products. hold: whether the warps
+    of a group meet, and what holds the order of instructions. order: which block computes which tiles of queries.
     """
 
     values: Values = hole(default=IN_BFLOAT16)
     product_sums: ProductSums = hole(told=False, by_problem=True, default=IN_TENSOR_CORES)
     offset: int = hole(told=False, default=0)
+    warpgroups: int = hole(told=False, by_problem=True, default=2)
     turns: lib.Turns = hole(told=False, default=lib.NO_TURNS)
     hold: lib.Hold = hole(told=False, default=HELD)
     order: Order = hole(told=False, default=DEALT)
@@ -64,13 +66,14 @@ class Fp8Step(QuantizedStep, FusedStep):
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with, and the pieces."""
         step, problem = self.for_problem(problem), self.in_tiles(problem)
-        tile = rule_for("fp8", problem, DEFAULT_ARCH).choice.tile
+        tile = Tile(step.warpgroups * ROWS, rule_for("fp8", problem, DEFAULT_ARCH).choice.tile.key)
         return Variant(
             tile=tile,
             head_dim=problem.head_dim,
             group_size=problem.group_size,
             causal=problem.causal,
             ragged=problem.seq_len_kv % tile.key != 0,
+            warpgroups=step.warpgroups,
             stages=STAGES,
             query_stages=1 if problem.head_dim > 128 else 2,
             schedule=lib.LISTS,

@@ -7,11 +7,18 @@ weight uses.
 Here all weights are 2^8 times as large. That costs nothing: the softmax subtracts the maximum less 8. The sums have the
 same factor, and the division takes it out. So it is in the log-sum-exp, too. FlashAttention-3 does the same.
 
-Two variants inside this step try on it what the 16-bit kernels have: ``fp8_ping_pong``, the two warpgroups issue their
-products in turn, and ``fp8_no_redundant_barriers``, warps meet only where they must.
+The step is not there for speed. It buys digits in rows where much of the sum is in small weights.
+
+Three variants inside this step try on it what the 16-bit kernels have: ``fp8_ping_pong``, the two warpgroups issue
+their products in turn; ``fp8_no_redundant_barriers``, warps meet only where they must; ``fp8_three_warpgroups``, three
+warpgroups where head_dim is 64. There the exponentials bound the time, and the outputs of 64 queries take 32 registers
+a thread, so that a third warpgroup fits. A tile of 192 queries sees the diagonal pass through two tiles of keys.
 """
 
+from dataclasses import replace
+
 from steps.fp8 import step303_permuted_keys
+from steps.hopper.conditions import up_to_64
 from steps.hopper.lib import IN_TURN, WITHOUT_MEETINGS
 
 STEP = step303_permuted_keys.STEP.evolve(
@@ -38,4 +45,14 @@ FP8_NO_REDUNDANT_BARRIERS = STEP.evolve(
     hold=WITHOUT_MEETINGS,
 )
 
-INSIDE = (FP8_PING_PONG, FP8_NO_REDUNDANT_BARRIERS)
+FP8_THREE_WARPGROUPS = STEP.evolve(
+    only_for=up_to_64,
+    name="fp8_three_warpgroups",
+    title="fp8, three warpgroups",
+    change="At head_dim 64 three consumer warpgroups of 64 queries compute instead of two.",
+    inside="p_offset",
+    default_problem=replace(STEP.default_problem, head_dim=64),
+    warpgroups=3,
+)
+
+INSIDE = (FP8_PING_PONG, FP8_NO_REDUNDANT_BARRIERS, FP8_THREE_WARPGROUPS)

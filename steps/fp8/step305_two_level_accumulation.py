@@ -7,6 +7,8 @@ added to a sum that is large already, and loses its last bits each time.
 Here the tensor cores add up the PV product of one tile of keys alone, from zero. The sum over tiles is in registers, in
 float32. That takes no more instructions: the total was multiplied by the correction of the maxima before, and a fused
 multiply-add does that and adds. It takes the registers of a second output, and so it is for head_dim up to 128.
+
+The step is not there for speed, either. It buys digits where a row has many tiles of keys.
 """
 
 from steps.fp8 import step304_p_offset

@@ -14,7 +14,7 @@ from steps.fp8.products import ProductSums, Values
 from steps.gluon.functions import compiled_as
 from steps.hopper.lib import NO_TURNS, Hold, Schedule, Turns, hold_by_nobody, keep_meetings
 from steps.hopper.softmax import SUM_AT_END, Sums, in_one_chain
-from steps.hopper.variant import GROUP_WARPS, MOST_REGISTERS, PRODUCER_REGISTERS
+from steps.hopper.variant import GROUP_WARPS, MOST_REGISTERS, PRODUCER_REGISTERS, THREE_GROUPS_REGISTERS
 
 BITS = 8  # of an element of Q and K
 OUTPUT_BITS = 16
@@ -35,6 +35,7 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
+    warpgroups: int  # that compute, of steps.hopper.variant.ROWS queries each: 2 or 3
     stages: int
     query_stages: int  # tiles of queries that shared memory holds
     schedule: Schedule
@@ -48,17 +49,12 @@ class Variant:
     lse: bool = False  # the log-sum-exp of every query is stored, too
 
     # What pieces of steps.hopper ask.
-    warpgroups: ClassVar[int] = 2
     warps: ClassVar[int] = GROUP_WARPS
     neighbours: ClassVar[int] = 1
     ctas: ClassVar[int] = 1
     window: ClassVar[None] = None
     packed: ClassVar[bool] = False
     rewrite: ClassVar[bool] = True
-
-    def __post_init__(self):
-        if self.tile.key % self.tile.query:
-            raise ValueError(f"a tile of keys must hold whole tiles of queries, got {self.tile}")
 
     @property
     def cache_key(self) -> str:
@@ -71,14 +67,20 @@ class Variant:
         return self.tile.query // self.warpgroups
 
     @property
+    def masks_in_loop(self) -> bool:
+        """Whether the diagonal may pass through more tiles of keys than the first that is visited."""
+        return self.causal and self.tile.key % self.tile.query != 0
+
+    @property
     def workers(self) -> list[int]:
-        """Warps of the second warpgroup, and of the producer."""
-        return [self.warps, 1]
+        """Warps of every warpgroup but the first, and of the producer."""
+        return [self.warps] * (self.warpgroups - 1) + [1]
 
     @property
     def budgets(self) -> list[int]:
-        """Registers of a thread of those."""
-        return [MOST_REGISTERS, PRODUCER_REGISTERS]
+        """Registers of a thread of those; the first warpgroup gets what is left, which is no less."""
+        registers = MOST_REGISTERS if self.warpgroups == 2 else THREE_GROUPS_REGISTERS
+        return [registers] * (self.warpgroups - 1) + [PRODUCER_REGISTERS]
 
     @property
     def value_tile(self) -> list[int]:

@@ -35,6 +35,10 @@ def wide_and_masked(problem: Problem) -> bool:
     return wide(problem) and problem.causal
 
 
+def up_to_64(problem: Problem) -> bool:
+    return problem.head_dim <= 64
+
+
 def up_to_128(problem: Problem) -> bool:
     return problem.head_dim <= 128
 

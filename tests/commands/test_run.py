@@ -327,6 +327,13 @@ def test_a_file_is_shown_all_columns_and_no_line_is_broken():
     assert len({len(line) for line in lines if line.startswith("─")}) == 1
 
 
+def test_the_table_names_whose_error_stands_beside():
+    for direction, whose in (("forward", "SDPA's"), ("fp8", "e4m3 weights'")):
+        lines = shown(recorded_path().model_copy(update={"direction": direction}), None, None)
+        [head] = [line for line in lines if line.startswith("step")]
+        assert f"error, of {whose}" in head and f"error ({whose})" in head
+
+
 @pytest.mark.parametrize("width", [80, 100, 119, 140])
 def test_recorded_timings_are_shown_without_a_broken_cell(width):
     """In a narrow terminal they have a table of their own."""

@@ -88,7 +88,18 @@ def test_sums_of_long_rows_are_kept_in_two_levels():
         for name in ("p_offset", "two_level_accumulation")
     }
     assert errors["two_level_accumulation"] < 0.005, errors
-    assert errors["two_level_accumulation"] < errors["p_offset"] + 0.001, errors
+
+
+def test_two_levels_buy_digits_on_random_inputs():
+    """Root mean square errors: of long rows most of it is what the tensor cores' sums over tiles lose."""
+    shape = problem(batch=1, heads=8, seq_len_q=8192, seq_len_kv=8192)
+    inputs = PASS.inputs(shape, secrets.randbits(32), "cuda")
+    [exact] = PASS.reference(shape, inputs)
+    errors = {}
+    for name in ("p_offset", "two_level_accumulation"):
+        [out] = PASS.call(get_step(name), shape, inputs)
+        errors[name] = (out.double() - exact).square().mean().sqrt().item()
+    assert errors["two_level_accumulation"] < 0.5 * errors["p_offset"], errors
 
 
 @pytest.mark.parametrize("shape", [LARGE[0], LARGE[1], LARGE[4]], ids=lambda p: p.slug)
