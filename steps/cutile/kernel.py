@@ -118,9 +118,12 @@ def left_edge(i, tile, variant):
 
 
 def product(q, K, batch, kv_head, j, tile, latency, variant):
-    """QK product: scores [query, key]. In fp8 no sum follows it, and the tensor cores' own sums are enough."""
+    """QK product: scores [query, key]."""
     k = variant.load_key(K, batch, kv_head, j, tile, variant.head_dim, latency.key)  # [head_dim, key]
-    return ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32), use_fast_acc=variant.quantized)
+    if variant.quantized:  # without fast sums this product would be added to the zeros, in float32
+        return ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32), use_fast_acc=True)
+    else:
+        return ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))
 
 
 def cap(scores, scale, variant):
@@ -185,7 +188,10 @@ def absorb(scores, V, batch, kv_head, j, tile, latency, row_max, row_sum, accumu
         values = v
         if ct.static_eval(isinstance(weights, tuple)):
             values = ct.extract(v, (n, 0), (piece.shape[1], variant.head_dim))
-        accumulator = ct.mma(ct.astype(piece, V.dtype), values, accumulator, use_fast_acc=variant.fast_acc)
+        if variant.fast_acc:
+            accumulator = ct.mma(ct.astype(piece, V.dtype), values, accumulator, use_fast_acc=True)
+        else:
+            accumulator = ct.mma(ct.astype(piece, V.dtype), values, accumulator)
     return row_max, row_sum, accumulator
 
 

@@ -179,7 +179,10 @@ class CuTileStep(InCuTile, FusedStep):
     def make_kernel_ready(
         self, function: Callable, problem: Problem, q, k, v, out, return_lse: bool = False, dtype=None
     ):
-        """As ``make_ready``, for a kernel function that is given. dtype: of a new output; None: q's."""
+        """As ``make_ready``, for a kernel function that is given. dtype: of a new output; None: q's.
+
+        With inputs in fp8 the launch takes the scales of q, k and v behind out.
+        """
         import torch
 
         target = target_of(q.device)
@@ -269,11 +272,10 @@ def signature(problem: Problem, lists: tuple[int, ...] = (), by_group: bool = Fa
     """
     dtype = getattr(ct, problem.dtype)
     heads = (problem.kv_heads, problem.group_size) if by_group else (problem.heads,)
-    queries_shape = (problem.batch, *heads, problem.seq_len_q, problem.head_dim)
-    queries = array(queries_shape, dtype)
+    queries = (problem.batch, *heads, problem.seq_len_q, problem.head_dim)
     keys = array((problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim), dtype)
     arrays = [array((length,), ct.int32) for length in lists]
-    output = array(queries_shape, ct.bfloat16) if problem.fp8 else queries
+    output = array(queries, ct.bfloat16 if problem.fp8 else dtype)
     scale, convention, more = ScalarConstraint(ct.float32), CallingConvention.cutile_python_v1(), ()
     if problem.sinks:
         more = (array(heads if by_group else (problem.heads, 1), ct.float32),)
@@ -281,7 +283,7 @@ def signature(problem: Problem, lists: tuple[int, ...] = (), by_group: bool = Fa
         more = (array((problem.batch, problem.kv_heads), ct.float32),) * 3
     if more:
         scale, convention = TupleConstraint((scale, *more)), CallingConvention.cutile_python_v2()
-    return KernelSignature([queries, keys, keys, output, scale, *arrays], convention, symbol="fmha")
+    return KernelSignature([array(queries, dtype), keys, keys, output, scale, *arrays], convention, symbol="fmha")
 
 
 def array(shape: tuple[int, ...], dtype: ct.DType) -> ArrayConstraint:
