@@ -34,6 +34,7 @@ TORCH_DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
     "float64": torch.float64,
+    "float8_e4m3fn": torch.float8_e4m3fn,
     "int8": torch.int8,
     "int16": torch.int16,
     "int32": torch.int32,

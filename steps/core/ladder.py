@@ -48,7 +48,7 @@ PARTS = (
     Part("cutile", "cuTile: the compiler decides about shared memory and warps", range(100), ("reference", "cutile")),
     Part("gluon", "Gluon: shared memory and warps by hand, on every GPU since Ampere", range(100, 200), ("gluon",)),
     Part("hopper", "Hopper: TMA, wgmma and warps with roles, in Gluon", range(200, 300), ("hopper",)),
-    Part("fp8", "fp8: inputs of 8 bits, for Hopper, in Gluon", range(300, 400), ("fp8",)),
+    Part("fp8", "fp8: inputs of 8 bits, for Hopper, in Gluon and cuTile", range(300, 400), ("fp8",)),
     Part("backward", "The backward pass in cuTile", range(400, 500), ("backward_cutile",)),
     Part("backward_hopper", "The backward pass for Hopper, in Gluon", range(500, 600), ("backward_hopper",)),
     Part(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.launch import Launch
 from steps.core.step import Step
-from steps.core.tensors import check_out, kind, plain, tell_autograd
+from steps.core.tensors import check_out, check_strides, kind, plain, tell_autograd
 from tutorial_lib.problem import FP8, Problem, flag, number
 
 if TYPE_CHECKING:
@@ -53,10 +53,11 @@ class QuantizedStep(Step):
         """Attention of ``q * q_scale``, ``k * k_scale`` and ``v * v_scale``.
 
         q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]``, float8_e4m3fn, any strides, on a CUDA device or on the CPU
-        (the simulator). Scales: float32 ``[B, Hkv]``, above 0, each for a sequence and a kv head; that of q is for all
-        query heads of a group; None: 1. Nobody checks what they hold, as they are on the GPU. ``causal``, ``scale``,
-        which must be above 0, and ``return_lse`` are as in ``Step.attention``. Returns o ``[B, Hq, Sq, D]`` in
-        ``out_dtype``, float16 or bfloat16 (None: out's dtype, or bfloat16), written to ``out`` when that is given.
+        (the simulator, or cuTile's interpreter). Scales: float32 ``[B, Hkv]``, above 0, each for a sequence and a kv
+        head; that of q is for all query heads of a group; None: 1. Nobody checks what they hold, as they are on the
+        GPU. ``causal``, ``scale``, which must be above 0, and ``return_lse`` are as in ``Step.attention``. Returns o
+        ``[B, Hq, Sq, D]`` in ``out_dtype``, float16 or bfloat16 (None: out's dtype, or bfloat16), written to ``out``
+        when that is given.
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
@@ -100,6 +101,8 @@ class QuantizedStep(Step):
             raise ValueError(f"out_dtype must be torch.float16 or torch.bfloat16, got {dtype}")
         if out is not None:
             check_out("out", out, q.new_empty(1, dtype=dtype).expand(q.shape), problem.value_dim)
+        if not self.takes_long_strides:
+            check_strides(**dict(zip("qkv", tensors)), out=out)
         make = partial(self.make_ready, problem, tensors, out, dtype, return_lse)
         return self.kept(what, problem, q.device, make)
 

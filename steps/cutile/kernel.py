@@ -79,6 +79,17 @@ def load_sink(Sinks, head, variant):
         return sinks
 
 
+def fold_scales(scale, batch, kv_head):
+    """What scores of quantized Q and K, and outputs of quantized V, are multiplied by.
+
+    scale: that of the softmax, and the scales [batch, kv_heads] of Q, K and V.
+    """
+    softmax_scale, query_scale, key_scale, value_scale = scale
+    place = (batch, kv_head)
+    scale = softmax_scale * (ct.load(query_scale, place, ()) * ct.load(key_scale, place, ()))
+    return scale, ct.load(value_scale, place, ())
+
+
 def tiles_to_visit(i, seq_len_kv, tile, variant):
     """Which keys a tile of queries sees: tiles [0, unmasked) whole, tiles [unmasked, end) in part."""
     unmasked = seq_len_kv // tile.key
@@ -109,7 +120,10 @@ def left_edge(i, tile, variant):
 def product(q, K, batch, kv_head, j, tile, latency, variant):
     """QK product: scores [query, key]."""
     k = variant.load_key(K, batch, kv_head, j, tile, variant.head_dim, latency.key)  # [head_dim, key]
-    return ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))
+    if variant.quantized:  # without fast sums this product would be added to the zeros, in float32
+        return ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32), use_fast_acc=True)
+    else:
+        return ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))
 
 
 def cap(scores, scale, variant):
@@ -174,7 +188,10 @@ def absorb(scores, V, batch, kv_head, j, tile, latency, row_max, row_sum, accumu
         values = v
         if ct.static_eval(isinstance(weights, tuple)):
             values = ct.extract(v, (n, 0), (piece.shape[1], variant.head_dim))
-        accumulator = ct.mma(ct.astype(piece, V.dtype), values, accumulator)
+        if variant.fast_acc:
+            accumulator = ct.mma(ct.astype(piece, V.dtype), values, accumulator, use_fast_acc=True)
+        else:
+            accumulator = ct.mma(ct.astype(piece, V.dtype), values, accumulator)
     return row_max, row_sum, accumulator
 
 
@@ -227,6 +244,8 @@ def attend(i, head, batch, Q, K, V, Out, scale, variant):
     row_max, row_sum, accumulator = begin(head, scale, variant)
     if variant.sinks:
         scale = scale[0]
+    if variant.quantized:
+        scale, value_scale = fold_scales(scale, batch, kv_head)
     unmasked, end = tiles_to_visit(i, seq_len_kv, variant.tile, variant)
     query_index = query_indices(i, variant)
 
@@ -262,6 +281,8 @@ def attend(i, head, batch, Q, K, V, Out, scale, variant):
             row_max, row_sum, accumulator = absorb(
                 scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
             )
+    if variant.quantized:
+        accumulator = accumulator * value_scale
     finish(Out, i, head, batch, q, with_maxima(row_sum, row_max, variant), accumulator, scale, variant)
 
 
@@ -340,6 +361,7 @@ def make_kernel_function(variant):
     For packed sequences where those of the queries and of the keys begin (``tutorial_lib.packing``). Where a tile holds
     queries of all heads of a group, Q and Out are [batch, kv_heads, group_size, query, head_dim]. With sinks, scale is
     the scale and an array of them: [heads, 1], or where a tile holds a group, [kv_heads, group_size].
+    With Q, K and V in fp8 scale is the scale and theirs (``fold_scales``).
     """
     if variant.sequences:
 

@@ -176,8 +176,13 @@ class CuTileStep(InCuTile, FusedStep):
         variant = dataclasses.replace(step.variant(problem, target), lse=return_lse)
         return step.make_kernel_ready(step.kernel_function(variant), problem, q, k, v, out, return_lse)
 
-    def make_kernel_ready(self, function: Callable, problem: Problem, q, k, v, out, return_lse: bool = False):
-        """As ``make_ready``, for a kernel function that is given."""
+    def make_kernel_ready(
+        self, function: Callable, problem: Problem, q, k, v, out, return_lse: bool = False, dtype=None
+    ):
+        """As ``make_ready``, for a kernel function that is given. dtype: of a new output; None: q's.
+
+        With inputs in fp8 the launch takes the scales of q, k and v behind out.
+        """
         import torch
 
         target = target_of(q.device)
@@ -201,18 +206,20 @@ class CuTileStep(InCuTile, FusedStep):
                 ct.launch(stream_of(device), blocks, kernel, arguments)
 
         sign, scale = positive(problem.effective_scale)
-        empty = partial(torch.empty, q.shape, dtype=q.dtype, device=q.device)
+        empty = partial(torch.empty, q.shape, dtype=dtype or q.dtype, device=q.device)
         heads = (problem.kv_heads, problem.group_size)
 
         def by_group(x):
             """[batch, heads, ...] as the kernel takes it."""
             return x.unflatten(1, heads) if variant.together else x
 
-        def launch(q, k, v, out, *begins):
-            o, factor = empty() if out is None else out, scale
+        def launch(q, k, v, out, *more):
+            o, factor, begins = empty() if out is None else out, scale, more
             if problem.sinks:
-                *begins, sinks = begins
+                *begins, sinks = more
                 factor = scale, sinks.view(heads if variant.together else (-1, 1))
+            elif problem.fp8:
+                factor, begins = (scale, *more), ()
             given = by_group(q if sign == 1 else q * sign), k, v
             if not return_lse:
                 run(*given, by_group(o), factor, *lists, *begins)
@@ -265,14 +272,18 @@ def signature(problem: Problem, lists: tuple[int, ...] = (), by_group: bool = Fa
     """
     dtype = getattr(ct, problem.dtype)
     heads = (problem.kv_heads, problem.group_size) if by_group else (problem.heads,)
-    queries = array((problem.batch, *heads, problem.seq_len_q, problem.head_dim), dtype)
+    queries = (problem.batch, *heads, problem.seq_len_q, problem.head_dim)
     keys = array((problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim), dtype)
     arrays = [array((length,), ct.int32) for length in lists]
-    scale, convention = ScalarConstraint(ct.float32), CallingConvention.cutile_python_v1()
+    output = array(queries, ct.bfloat16 if problem.fp8 else dtype)
+    scale, convention, more = ScalarConstraint(ct.float32), CallingConvention.cutile_python_v1(), ()
     if problem.sinks:
-        sinks = array(heads if by_group else (problem.heads, 1), ct.float32)
-        scale, convention = TupleConstraint((scale, sinks)), CallingConvention.cutile_python_v2()
-    return KernelSignature([queries, keys, keys, queries, scale, *arrays], convention, symbol="fmha")
+        more = (array(heads if by_group else (problem.heads, 1), ct.float32),)
+    elif problem.fp8:
+        more = (array((problem.batch, problem.kv_heads), ct.float32),) * 3
+    if more:
+        scale, convention = TupleConstraint((scale, *more)), CallingConvention.cutile_python_v2()
+    return KernelSignature([array(queries, dtype), keys, keys, output, scale, *arrays], convention, symbol="fmha")
 
 
 def array(shape: tuple[int, ...], dtype: ct.DType) -> ArrayConstraint:

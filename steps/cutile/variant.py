@@ -54,6 +54,8 @@ class Variant:
     sequences: int = 0  # a power of two: packed, at most so many; 0: not packed
     together: int = 0  # heads of a group whose queries share a tile, a power of two; 0: a tile is of one head
     sinks: bool = False  # every query head has a sink: scale is the scale and an array of them
+    quantized: bool = False  # Q, K and V are in fp8: scale is that of the softmax, and theirs
+    fast_acc: bool = False  # the tensor cores add up the PV products of all tiles; else float32 does, in fp8
     lse: bool = False  # the log-sum-exp of every query is stored, too: Out is the output and an array for it
 
     @property

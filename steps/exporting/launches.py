@@ -18,6 +18,7 @@ from steps.backward_cutile.skeleton import ROWS, CuTileGradients
 from steps.backward_hopper import rows
 from steps.backward_hopper.skeleton import ROW_WARPS, HopperGradients
 from steps.core.order import Order
+from steps.core.quantized import QuantizedStep
 from steps.core.step import Step, Unsupported
 from steps.core.tiles import Tile
 from steps.cutile.skeleton import CuTileStep
@@ -66,6 +67,10 @@ PAIRED = (
 def launch_of(step: Step, problem: Problem, arch: str) -> Launch:
     """What a program of this step is made of."""
     raise Unsupported(f"step {step.label} is launched in a way that is not exported")
+
+
+# Whatever else they are: no template of host code passes scales.
+launch_of.register(QuantizedStep, launch_of.dispatch(object))
 
 
 def with_lse(step: Step, launch: Launch) -> Launch:

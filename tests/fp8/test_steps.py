@@ -10,6 +10,8 @@ import torch
 from steps import QUANTIZED, get_step
 from steps.core.ladder import kernels_of
 from steps.core.step import Unsupported
+from steps.exporting.standalone import standalone
+from steps.fp8.step306_cutile_fp8 import OFFSET
 from steps.fp8.transpose import KEYS
 from steps.writing.written import write_step
 from tests.checking import asked, assert_right, faults
@@ -22,7 +24,9 @@ from tutorial_lib.quantize import dequantize
 from tutorial_lib.simulator.run import watched
 
 INSIDE = [step for step in kernels_of("fp8") if step.inside]
-KERNELS = [step for step in (*QUANTIZED, *INSIDE) if step.backend == "hopper"]
+KERNELS = [step for step in (*QUANTIZED, *INSIDE) if step.backend != "torch"]
+GLUON = [step for step in KERNELS if step.backend == "hopper"]
+IN_FP8 = [step for step in KERNELS if step not in GLUON or step.values.transposed]  # both products
 
 
 def problem(**changes) -> Problem:
@@ -51,12 +55,13 @@ def test_a_step_is_right(step, shape):
     assert_right(step, shape)
 
 
-@pytest.mark.parametrize("step", [s for s in KERNELS if s.values.transposed], ids=lambda s: s.name)
+@pytest.mark.parametrize("step", IN_FP8, ids=lambda s: s.name)
 def test_the_error_is_that_of_weights_rounded_as_the_step_says(step):
     """Of long rows of small weights, on which an offset tells."""
     shape = problem(batch=1, heads=1, seq_len_q=64, seq_len_kv=2048, causal=False)
     its = asked("fp8", shape)
-    own = reference.fp8_attention(*its.inputs[:3], its.inputs[3:], False, None, step.offset)
+    offset = getattr(step, "offset", OFFSET)  # cuTile's is its softmax's
+    own = reference.fp8_attention(*its.inputs[:3], its.inputs[3:], False, None, offset)
     [out] = its.kind.call(step, shape, its.inputs)
     found = compare(out, its.exact[0], accuracy.max_error(own, its.exact[0]))
     assert found.correct, found.explain()
@@ -71,9 +76,10 @@ def test_the_offset_keeps_many_small_weights():
     q[..., 0], k[..., -1, 0], v[..., :-1, :] = 1.0, 7.0, 1.0
     [exact] = reference.attention_float64(q, k, v, False, 1.0)[..., 0].flatten().tolist()
     tensors = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
-    lost, kept = (get_step(name).attention(*tensors, scale=1.0).float() for name in ("permuted_keys", "p_offset"))
+    names = ("permuted_keys", "p_offset", "cutile_fp8")
+    lost, *kept = (get_step(name).attention(*tensors, scale=1.0).float() for name in names)
     assert exact > 0.4 and not lost.any()
-    assert (kept - exact).abs().max() < 0.03
+    assert all((found - exact).abs().max() < 0.03 for found in kept)
 
 
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[4]], ids=lambda p: p.slug)
@@ -139,7 +145,7 @@ def test_v_is_transposed_with_zeros_behind_its_end():
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
-@pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", GLUON, ids=lambda s: s.name)
 def test_under_any_latencies_it_is_in_order(step, seed):
     assert not faults(step, SHAPES[-1] if step.name == "fp8_three_warpgroups" else SHAPES[0], seed)
 
@@ -154,10 +160,17 @@ def test_the_simulator_multiplies_twice_as_fast_in_8_bits():
     assert busy[0] / busy[1] == pytest.approx(4 / 3)
 
 
-def test_a_step_written_out_does_the_same():
-    step = get_step("p_offset")
+@pytest.mark.parametrize(("name", "arch"), [("p_offset", None), ("cutile_fp8", "cpu")])
+def test_a_step_written_out_does_the_same(name, arch):
+    step = get_step(name)
     shape = replace(step.default_problem, batch=1, heads=2, kv_heads=2, seq_len_q=256, seq_len_kv=256)
-    assert_right(write_step(step, shape), shape)
+    assert_right(write_step(step, shape, arch), shape)
+
+
+@pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
+def test_no_program_is_made_of_a_step_whose_scales_it_would_not_pass(step):
+    with pytest.raises(Unsupported, match="in a way that is not exported"):
+        standalone(step, step.default_problem, "sm_90")
 
 
 @pytest.mark.parametrize(
@@ -206,6 +219,10 @@ def test_what_no_step_takes():
     assert step.unsupported(problem(window=5), "sm_90") == "takes no sliding window"
     assert "not in float16" in step.unsupported(sixteen_bits(), "sm_90")
     assert "sm_90 alone" in step.unsupported(problem(), "sm_100")
+    in_cutile = get_step("cutile_fp8")
+    assert "made of products in fp8" in in_cutile.unsupported(problem(), "sm_89")
+    assert in_cutile.unsupported(problem(), "sm_100") is None
+    assert "heads * seq_len * head_dim" in in_cutile.unsupported(problem(seq_len_kv=2**23), "sm_90")
     for other in ("exp2", "producer", "sdpa"):
         assert get_step(other).unsupported(problem(), "sm_90") == "takes no inputs in fp8"
     with pytest.raises(Unsupported):
@@ -213,7 +230,7 @@ def test_what_no_step_takes():
 
 
 @same_compilers
-@pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", GLUON, ids=lambda s: s.name)
 def test_the_tensor_cores_multiply_in_8_bits(step):
     compiled = step.compile(step.default_problem)
     text = compiled.texts.sass
@@ -224,3 +241,22 @@ def test_the_tensor_cores_multiply_in_8_bits(step):
     exchanging = step.name == "pv_fp8"
     assert hot["SHFL"] == (20 if exchanging else 4)
     assert hot["F2FP"] == 32 and (hot["PRMT"] > 0) == exchanging
+
+
+@same_compilers
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_in_cutile_both_products_are_in_8_bits_and_nothing_spills(head_dim, causal):
+    step = get_step("cutile_fp8")
+    made = step.compile(replace(step.default_problem, head_dim=head_dim, causal=causal))
+    assert "QGMMA" in made.texts.sass and "HGMMA" not in made.texts.sass
+    assert not made.spilled_bytes
+
+
+@same_compilers
+def test_in_cutile_float32_adds_up_the_tiles_where_that_is_asked_for():
+    """An addition for each of a thread's sums: 128 queries and 128 columns are those of 256 threads."""
+    both = [get_step(name) for name in ("cutile_fp8", "cutile_fast_acc")]
+    bodies = [step.compile(step.default_problem).hot_body for step in both]
+    own, fast = (Counter(instruction.opcode for instruction in body)["FADD"] for body in bodies)
+    assert own - fast == 128 * 128 // 256

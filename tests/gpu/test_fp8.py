@@ -85,9 +85,9 @@ def test_sums_of_long_rows_are_kept_in_two_levels():
     how = {"scale": math.log(2), "out_dtype": torch.float16}
     errors = {
         name: ((get_step(name).attention(*tensors, **how).double() - exact).abs().max() / exact.max()).item()
-        for name in ("p_offset", "two_level_accumulation")
+        for name in ("p_offset", "two_level_accumulation", "cutile_fast_acc", "cutile_fp8")
     }
-    assert errors["two_level_accumulation"] < 0.005, errors
+    assert max(errors["two_level_accumulation"], errors["cutile_fp8"]) < 0.005, errors
 
 
 def test_two_levels_buy_digits_on_random_inputs():
@@ -117,5 +117,5 @@ def test_they_are_measured_beside_one_another():
 
 
 def test_the_command_measures_them(tmp_path):
-    words = "--dtype float8_e4m3fn --seq-len 512 --batch 1 --heads 2 --steps 300-305 --iterations 1 --output-dir"
+    words = "--dtype float8_e4m3fn --seq-len 512 --batch 1 --heads 2 --steps 300-306 --iterations 1 --output-dir"
     assert run.main([*words.split(), str(tmp_path)]) == 0
