@@ -4,6 +4,7 @@ import secrets
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -182,7 +183,10 @@ def test_other_dtypes_are_refused_by_name(changes, told):
         ({"k_scale": torch.ones(1, 2, dtype=torch.float64)}, "k_scale must be .*float32"),
         ({"v_scale": 0.5}, "v_scale must be .*got float"),
         ({"v_scale": torch.ones(1, 4)[:, ::2]}, r"v_scale must be .*strides \(4, 2\)"),
+        ({"q_scale": np.ones((1, 2))}, r"q_scale must be .*got ndarray"),
         ({"out_dtype": torch.float32}, "out_dtype must be torch.float16 or torch.bfloat16"),
+        ({"out_dtype": [torch.float16]}, "out_dtype must be torch.float16 or torch.bfloat16"),
+        ({"out": torch.zeros(1, 2, 64, 64)}, "out's dtype must be torch.float16 or torch.bfloat16, got torch.float32"),
         ({"out": torch.zeros(1, 2, 64, 32, dtype=torch.bfloat16)}, "out must be a tensor with shape"),
         ({"scale": -1.0}, "scale must be above 0, got -1.0"),
         ({"scale": "x"}, "scale must be a number"),
@@ -197,10 +201,24 @@ def test_bad_requests_are_told_in_one_line(more, told):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["q", "q_scale", "k_scale", "v_scale"])
+def test_a_kernel_refuses_tensors_whose_gradients_it_would_lose(name):
+    tensors = {x: torch.ones(1, 2, 64, 64).to(torch.float8_e4m3fn) for x in "qkv"} | {name: torch.ones(1, 2)}
+    if name == "q":
+        tensors["q"] = tensors["k"].clone()
+    tensors[name].requires_grad_()
+    with pytest.raises(ValueError, match=f"{name} must require no gradients"):
+        get_step("p_offset").attention(**tensors)
+    with torch.no_grad():
+        get_step("p_offset").attention(**tensors)
+
+
 def test_what_no_step_takes():
     step = get_step("pv_fp8")
     assert "head_dim must be a multiple of 16 up to 256, got 72" in step.unsupported(problem(head_dim=72), "sm_90")
-    assert "at most 128, got 256" in get_step("qk_fp8").unsupported(problem(head_dim=256), "sm_90")
+    assert "at most 128, as V in 16 bits takes room, got 256" in get_step("qk_fp8").unsupported(
+        problem(head_dim=256), "sm_90"
+    )
     assert step.unsupported(problem(window=5), "sm_90") == "takes no sliding window"
     assert "not in float16" in step.unsupported(sixteen_bits(), "sm_90")
     assert "sm_90 alone" in step.unsupported(problem(), "sm_100")
