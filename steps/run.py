@@ -285,6 +285,8 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
     masks = [name for name in ("window", "softcap", "lengths") if getattr(options, name)]
     if FP8 in options.dtype and options.parallel is not None:
         raise BadRequest(f"argument --dtype: {FP8} is for one GPU; no step over several takes it")
+    if FP8 in options.dtype and (masks or options.sinks):
+        raise BadRequest(f"argument --{[*masks, 'sinks'][0]}: no step for inputs in {FP8} takes it")
     if options.sinks and options.parallel is not None:
         raise BadRequest("argument --sinks: is for one GPU; no step over several takes them")
     if masks and (options.direction == "backward" or options.parallel is not None):

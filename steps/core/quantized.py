@@ -64,11 +64,12 @@ class QuantizedStep(Step):
         import torch
 
         q, k, v = plain(q=q, k=k, v=v)
-        self._refuse_derivatives(q=q, k=k, v=v, out=out)
         given = [q_scale, k_scale, v_scale]
-        if None in given and getattr(k, "ndim", 0) == 4:
+        if isinstance(k, torch.Tensor) and k.ndim == 4:
             given = [torch.ones(k.shape[:2], device=k.device) if x is None else x for x in given]
-        tensors = (q, k, v, *plain(**dict(zip(SCALES, given))))
+        scales = dict(zip(SCALES, given))
+        self._refuse_derivatives(q=q, k=k, v=v, out=out, **scales)
+        tensors = (q, k, v, *plain(**scales))
         made = self.ready(*tensors, causal, scale, out, return_lse, out_dtype)(*tensors, out)
         if out is not None:
             tell_autograd(out)
@@ -78,27 +79,26 @@ class QuantizedStep(Step):
         self, q, k, v, q_scale, k_scale, v_scale, causal=False, scale=None, out=None, return_lse=False, out_dtype=None
     ) -> Launch:
         """``launch(q, k, v, q_scale, k_scale, v_scale, out)`` for calls of this kind, made ready at the first."""
-        causal, return_lse = flag("causal", causal), flag("return_lse", return_lse)
-        scale = None if scale is None else number("scale", scale)
-        tensors = (q, k, v, q_scale, k_scale, v_scale)
-        try:
-            what = (*map(kind, tensors), causal, scale, return_lse, out_dtype, None if out is None else kind(out))
-        except (AttributeError, TypeError, RuntimeError):  # no tensors: told below
-            what = None
-        return self.launches.find(what) or self._quantized_ready(
-            what, tensors, causal, scale, out, return_lse, out_dtype
-        )
-
-    def _quantized_ready(self, what, tensors: tuple, causal, scale, out, return_lse: bool, out_dtype) -> Launch:
         import torch
 
+        causal, return_lse = flag("causal", causal), flag("return_lse", return_lse)
+        scale = None if scale is None else number("scale", scale)
+        dtype = getattr(out, "dtype", torch.bfloat16) if out_dtype is None else out_dtype
+        if dtype not in (torch.float16, torch.bfloat16):
+            name = "out's dtype" if out_dtype is None else "out_dtype"
+            raise ValueError(f"{name} must be torch.float16 or torch.bfloat16, got {dtype}")
+        tensors = (q, k, v, q_scale, k_scale, v_scale)
+        try:
+            what = (*map(kind, tensors), causal, scale, return_lse, dtype, None if out is None else kind(out))
+        except (AttributeError, TypeError, RuntimeError):  # no tensors: told below
+            what = None
+        return self.launches.find(what) or self._quantized_ready(what, tensors, causal, scale, out, return_lse, dtype)
+
+    def _quantized_ready(self, what, tensors: tuple, causal, scale, out, return_lse: bool, dtype) -> Launch:
         problem = Problem.of(*tensors[:3], causal, scale, dtypes=(FP8,))
         q = tensors[0]
         for name, x in zip(SCALES, tensors[3:]):
             check_scale(name, x, (problem.batch, problem.kv_heads), q.device)
-        dtype = out_dtype or getattr(out, "dtype", torch.bfloat16)
-        if dtype not in (torch.float16, torch.bfloat16):
-            raise ValueError(f"out_dtype must be torch.float16 or torch.bfloat16, got {dtype}")
         if out is not None:
             check_out("out", out, q.new_empty(1, dtype=dtype).expand(q.shape), problem.value_dim)
         if not self.takes_long_strides:

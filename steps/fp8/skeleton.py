@@ -21,6 +21,7 @@ from steps.fp8.products import IN_BFLOAT16, IN_TENSOR_CORES, ProductSums, Values
 from steps.fp8.variant import HELD, Variant
 from steps.gluon.tensors import contiguous_copy, shapes
 from steps.hopper import lib
+from steps.hopper.launching import describable, described
 from steps.hopper.variant import GROUP_WARPS, ROWS
 from tutorial_lib import compiler
 from tutorial_lib.problem import FP8, Problem
@@ -206,24 +207,11 @@ def _up(keys: int) -> int:
     return -(-keys // ALIGNED) * ALIGNED
 
 
-def describable(x) -> bool:
-    """Whether TMA can describe the tensor: rows of 16-byte pieces, every stride a multiple of 16 bytes."""
-    strides = (stride for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
-    return all(n > 0 and n * x.itemsize % 16 == 0 for n in strides) and x.stride(3) == 1 and x.data_ptr() % 16 == 0
-
-
 def arguments(q, k, v, o, scales, problem: Problem, order, variant: Variant) -> tuple:
     """What a launch passes to ``fmha`` in front of the variant; the scale is in base 2, as the hardware's is.
 
     v: as the kernel reads it. order: order and starts, see ``steps.core.order``.
     """
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    def described(x, rows: int, columns: int, layout):
-        # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
-        strides = [stride if n > 1 else ALIGNED for stride, n in zip(x.stride()[:3], x.shape)]
-        return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
-
     return (
         described(q, variant.rows, variant.head_dim, variant.shared),
         described(k, variant.tile.key, variant.head_dim, variant.shared),

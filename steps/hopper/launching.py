@@ -191,8 +191,8 @@ def last_arguments(kernel, problem: Problem, lse, *more) -> tuple[list[int], lis
 
 def describable(x) -> bool:
     """Whether TMA can describe the tensor: rows of 16-byte pieces, every stride a multiple of 16 bytes."""
-    even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
-    return even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+    strides = (stride for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
+    return all(n > 0 and n * x.itemsize % 16 == 0 for n in strides) and x.stride(3) == 1 and x.data_ptr() % 16 == 0
 
 
 def described(x, rows: int, columns: int, layout):

@@ -42,6 +42,8 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
         (["--dtype", "float8_e4m3fn", "float16"], "--dtype: float8_e4m3fn goes alone"),
         (["--dtype", "float8_e4m3fn", "--direction", "backward"], "--dtype: float8_e4m3fn goes alone"),
         (["--dtype", "float8_e4m3fn", "--page-size", "64"], "--dtype: float8_e4m3fn goes alone"),
+        (["--dtype", "float8_e4m3fn", "--window", "5"], "--window: no step for inputs in float8_e4m3fn takes it"),
+        (["--dtype", "float8_e4m3fn", "--sinks"], "--sinks: no step for inputs in float8_e4m3fn takes it"),
         (["--dtype", "float8_e4m3fn", "--steps", "exp2"], "must be steps of the fp8 pass, got 3 exp2"),
         (["--device", "tpu"], "--device: invalid choice: 'tpu'"),
         (["--iterations", "0"], "--iterations: must be a whole number"),

@@ -4,6 +4,7 @@ import secrets
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -196,7 +197,10 @@ def test_other_dtypes_are_refused_by_name(changes, told):
         ({"k_scale": torch.ones(1, 2, dtype=torch.float64)}, "k_scale must be .*float32"),
         ({"v_scale": 0.5}, "v_scale must be .*got float"),
         ({"v_scale": torch.ones(1, 4)[:, ::2]}, r"v_scale must be .*strides \(4, 2\)"),
+        ({"q_scale": np.ones((1, 2))}, r"q_scale must be .*got ndarray"),
         ({"out_dtype": torch.float32}, "out_dtype must be torch.float16 or torch.bfloat16"),
+        ({"out_dtype": [torch.float16]}, "out_dtype must be torch.float16 or torch.bfloat16"),
+        ({"out": torch.zeros(1, 2, 64, 64)}, "out's dtype must be torch.float16 or torch.bfloat16, got torch.float32"),
         ({"out": torch.zeros(1, 2, 64, 32, dtype=torch.bfloat16)}, "out must be a tensor with shape"),
         ({"scale": -1.0}, "scale must be above 0, got -1.0"),
         ({"scale": "x"}, "scale must be a number"),
@@ -209,6 +213,18 @@ def test_bad_requests_are_told_in_one_line(more, told):
         with pytest.raises(ValueError, match=told) as error:
             step.attention(*tensors, **more)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["q", "q_scale", "k_scale", "v_scale"])
+def test_a_kernel_refuses_tensors_whose_gradients_it_would_lose(name):
+    tensors = {x: torch.ones(1, 2, 64, 64).to(torch.float8_e4m3fn) for x in "qkv"} | {name: torch.ones(1, 2)}
+    if name == "q":
+        tensors["q"] = tensors["k"].clone()
+    tensors[name].requires_grad_()
+    with pytest.raises(ValueError, match=f"{name} must require no gradients"):
+        get_step("p_offset").attention(**tensors)
+    with torch.no_grad():
+        get_step("p_offset").attention(**tensors)
 
 
 def test_what_no_step_takes():
