@@ -67,7 +67,7 @@ def test_the_error_is_that_of_weights_rounded_as_the_step_says(step):
 
 
 def test_the_offset_keeps_many_small_weights():
-    """Two keys with a score of 7, one visited first, and a thousand with 0, whose weights of e^-7 add up to half as much.
+    """Two keys with a score of 7, of which one is visited first, and a thousand with 0, whose weights of e^-7 add up.
 
     Without the offset they are less than half of the least number of e4m3, and all of them are lost.
     """
