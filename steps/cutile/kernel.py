@@ -121,9 +121,10 @@ def product(q, K, batch, kv_head, j, tile, latency, variant):
     """QK product: scores [query, key]."""
     k = variant.load_key(K, batch, kv_head, j, tile, variant.head_dim, latency.key)  # [head_dim, key]
     if variant.quantized:  # without fast sums this product would be added to the zeros, in float32
-        return ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32), use_fast_acc=True)
+        scores = ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32), use_fast_acc=True)
     else:
-        return ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))
+        scores = ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))
+    return scores
 
 
 def cap(scores, scale, variant):

@@ -69,17 +69,17 @@ def test_the_error_is_that_of_weights_rounded_as_the_step_says(step):
 
 
 def test_the_offset_keeps_many_small_weights():
-    """A key with a score of 7, which is visited first, and a thousand with 0, whose weights of e^-7 add up to as much.
+    """Two keys with a score of 7, of which one is visited first, and a thousand with 0, whose weights of e^-7 add up.
 
     Without the offset they are less than half of the least number of e4m3, and all of them are lost.
     """
-    q, k, v = (torch.zeros(1, 1, n, 64) for n in (1, 1025, 1025))
-    q[..., 0], k[..., -1, 0], v[..., :-1, :] = 1.0, 7.0, 1.0
+    q, k, v = (torch.zeros(1, 1, n, 64) for n in (1, 1026, 1026))
+    q[..., 0], k[..., [0, -1], 0], v[..., 1:-1, :] = 1.0, 7.0, 1.0
     [exact] = reference.attention_float64(q, k, v, False, 1.0)[..., 0].flatten().tolist()
     tensors = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
     names = ("permuted_keys", "p_offset", "cutile_fp8")
     lost, *kept = (get_step(name).attention(*tensors, scale=1.0).float() for name in names)
-    assert exact > 0.4 and not lost.any()
+    assert exact > 0.3 and not lost.any()
     assert all((found - exact).abs().max() < 0.03 for found in kept)
 
 
