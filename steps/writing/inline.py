@@ -227,7 +227,8 @@ class _Place(cst.CSTTransformer):
                 continue
             target = returned.get(name)
             alone = target and target != "_" and list(returned.values()).count(target) == 1
-            if alone and (name == target or target not in read_by_arguments):
+            another = name != target and (target in stores or target in arguments)  # the callee's own, of this name
+            if alone and not another and (name == target or target not in read_by_arguments):
                 renamed |= {name: cst.Name(target)} if name != target else {}
                 continue
             if name in taken and (name not in targets or name in read_by_arguments):

@@ -122,6 +122,22 @@ def in_short(x, choice):
     return y
 
 
+def largest_and_last(x):
+    """Two numbers; ``last`` is another one, which is read until the end."""
+    last = x + 1
+    kept = x
+    for n in range(3):
+        kept = kept * 2 + n
+        x = x + last
+    return x, kept
+
+
+def crossed(x, choice):
+    """The caller calls by a name what the callee has for something else."""
+    largest, last = largest_and_last(x)
+    return largest * choice.width - last
+
+
 def both_ways(x, choices):
     """The same function, called with two constants."""
     return widen(x, choices.one) + widen(x, choices.other)

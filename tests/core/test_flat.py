@@ -27,7 +27,7 @@ def run(text: str, name: str):
 
 
 @pytest.mark.parametrize("choice", [Choice(True, 5), Choice(False, 3), Choice(True, 1, stages=1)], ids=str)
-@pytest.mark.parametrize("name", ["branches", "structure", "hole", "sum_once", "in_short", "one_list"])
+@pytest.mark.parametrize("name", ["branches", "structure", "hole", "sum_once", "in_short", "one_list", "crossed"])
 def test_the_text_does_what_the_source_does(name, choice):
     source = getattr(flat_source, name)
     bound = {"choice": choice} | ({"how": triple} if name == "hole" else {})
