@@ -31,6 +31,7 @@ from tutorial_lib.problem import Problem
 RUNS_SCHEMA = 3  # of results.json; in 2 a measurement held what the ladder said of its step then
 OF_THE_LADDER = ("number", "title", "file", "part", "fork", "inside", "previous_number", "change", "key_changes")
 SHARED = 1.5  # times the fewest clocks: what the matrix product never takes alone, as all records show
+LONGEST_NAME = 120  # of a kernel: those of C++ templates have up to a thousand characters
 NEW_KERNEL = "new kernel"  # how the key changes of a skeleton's first step begin
 
 Status = Literal["measured", "checked", "compiled", "skipped", "failed"]
@@ -171,8 +172,14 @@ class Measurement(Record):
     host_us: float | None = None
     sustained: Sustained | None = None
     sm_clock_mhz: float | None = None
-    kernels: list[str] | None = None  # names of the GPU kernels that PyTorch chose
+    kernels: list[str] | None = None  # names of the GPU kernels that PyTorch chose, as far as ``LONGEST_NAME``
     exchange: Exchange | None = None  # of a step over several ranks
+
+    @field_validator("kernels")
+    @classmethod
+    def _in_short(cls, kernels: list[str] | None) -> list[str] | None:
+        cut = LONGEST_NAME - 1
+        return kernels and [k if len(k) <= LONGEST_NAME else f"{k[:cut]}…" for k in kernels]
 
     @field_validator("resources")
     @classmethod
@@ -419,6 +426,11 @@ def _without_ladder(m: dict) -> dict:
     return {k: v for k, v in m.items() if k not in OF_THE_LADDER or (v and not m.get("part"))}
 
 
+def _said(fields: dict) -> dict:
+    """Without fields that are null, those of a ratio included."""
+    return {k: _said(v) if k.startswith("speedup") else v for k, v in fields.items() if v is not None}
+
+
 def _completed(m: Measurement, run: Run, record: Run) -> Measurement:
     """A measurement of a run with what ``record`` holds, too: the ratio to a previous step that its own rounds lack,
     and counters where none were read: of the same machine code, or, where there is none, of the same versions.
@@ -563,7 +575,7 @@ def as_json(record: Record) -> str:
         whole["steps"] += whole.pop("inside")
         whole["rounds"] = [{k: v for k, v in each.items() if v not in ({}, [], None)} for each in whole["rounds"]]
         for kind in ("steps", "peers"):
-            whole[kind] = [{k: v for k, v in _without_ladder(m).items() if v is not None} for m in whole[kind]]
+            whole[kind] = [_said(_without_ladder(m)) for m in whole[kind]]
             for m in (m for m in whole[kind] if "resources" in m):
                 m["resources"] = _bare(m["resources"])
     for key, value in whole.items():
