@@ -303,6 +303,8 @@ LONGER = {
     "warp_roles": 470,
     "lazy_rescaling": 525,
     "blackwell_persistent": 595,
+    "two_cta_backward": 590,
+    "next_scores_first": 590,
     "hopper_window": 470,
     "hopper_soft_cap": 480,
 }
@@ -325,7 +327,7 @@ def test_a_program_that_is_not_kept_is_short_too(step):
     try:
         assert_short(step, standalone(step, step.default_problem))
     except Unsupported as error:
-        assert re.search("pairs of blocks|packed sequences|attention sinks", str(error))
+        assert re.search("pairs of blocks|packed sequences|attention sinks|in a way that is not exported", str(error))
 
 
 @pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
