@@ -131,7 +131,7 @@ CHOSEN = [get_step(name) for name in EXAMPLES]  # a kind of launch each
 QUICK = ("mask_loop", "paged", "explicit", "xcd_swizzle")
 KEPT = chosen()
 LAST_OF_PARTS = list({part_of(step.number): step for step in KEPT}.values())
-STEPS = [step for step in whole_ladder() if isinstance(step, FusedStep)]
+STEPS = [step for step in whole_ladder() if isinstance(step, FusedStep) and step.direction != "fp8"]  # tests/fp8
 
 
 def case(step, **changes):
@@ -327,7 +327,7 @@ def test_a_program_that_is_not_kept_is_short_too(step):
     try:
         assert_short(step, standalone(step, step.default_problem))
     except Unsupported as error:
-        assert re.search("pairs of blocks|packed sequences|attention sinks|in a way that is not exported", str(error))
+        assert re.search("pairs of blocks|packed sequences|attention sinks", str(error))
 
 
 @pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
