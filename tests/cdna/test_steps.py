@@ -188,8 +188,8 @@ def test_stages_have_priorities_and_a_wait_between_them_is_no_barrier_more():
     texts = [one.text for one in compiled.hot_body]
     copies = next(n for n, text in enumerate(texts) if "vmcnt" in text)
     assert waits(whole) == [4] and texts[copies + 1] == "s_barrier"  # first the wait, so that the others know of it
-    between = "        async_copy.wait_group(AHEAD - 1)\n\n        with"
-    hidden = "            if j >= 0:\n                async_copy.wait_group(AHEAD - 1)\n\n        with"
+    between = "        async_copy.wait_group(AHEAD - 1)\n        with"
+    hidden = "            if j >= 0:\n                async_copy.wait_group(AHEAD - 1)\n        with"
     assert edited(whole, (between, hidden)).compile(shape).hot_loop["barrier"] == 4
     with pytest.raises(CompilerError):
         edited(whole, (between, hidden.replace("if j >= 0:", "if True:"))).compile(shape)

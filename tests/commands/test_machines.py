@@ -176,7 +176,7 @@ def test_the_doctor_says_why_a_part_does_not_run(monkeypatch, capsys, t4):
     monkeypatch.setattr("steps.running.doctor.describe_versions", lambda: {"python": "3"})
     assert run.main(["--doctor"]) == 0
     told = capsys.readouterr().out
-    assert re.search(r"^on the GPU: +cutile, gluon, backward, everyday$", told, re.MULTILINE)
+    assert re.search(r"^on the GPU: +cutile, gluon, fp8, backward, everyday$", told, re.MULTILINE)
     assert re.search(r"^not hopper: +made of wgmma, which sm_90 alone has, not sm_121$", told, re.MULTILINE)
 
 
