@@ -444,7 +444,8 @@ class Lesson:
         if now.speedup_vs_previous:
             found.append(f"Times as fast as step {self.previous.label}: **{tables.vs_previous(now)}**.")
         if now.speedup_vs_baseline:
-            found.append(f"Times as fast as SDPA: {tables.factor(now.speedup_vs_baseline)}.")
+            other = pass_of(self.step).baseline_in_tables
+            found.append(f"Times as fast as {other}: {tables.factor(now.speedup_vs_baseline)}.")
         if ratio := now.speedup_vs_previous if self.rival is self.previous else now.speedup_vs_baseline:
             found.append(self._scored(ratio.median))
         return Page(where, figure, " ".join(found), MEDIANS if found else "")

@@ -116,7 +116,7 @@ def _of_run(column: Column, run: Run, recorded: Run | None) -> Column:
     """A column with what fills it in this run."""
     if not run.timed and column.key in UNTIMED_RANKS:
         column = replace(column, rank=UNTIMED_RANKS[column.key])
-    column = replace(column, header=column.header.replace("SDPA's", PASSES[run.direction].measure_in_tables))
+    column = replace(column, header=PASSES[run.direction].worded(column.header))
     source = run if run.timed else recorded
     if column.key == "split" and source:
         column = replace(column, text=tables.cycles_and_clock(source)[1])

@@ -32,7 +32,12 @@ class Pass(ABC):
     baseline: str  # the step that every speedup is one over: PyTorch's own
     measure = "SDPA's"  # whose error ``yardstick`` gives
     measure_in_tables = "SDPA's"
+    baseline_in_tables = "SDPA"
     products: int  # matrix products that the formulas take, each of 2 operations a query-key pair and head dimension
+
+    def worded(self, text: str) -> str:
+        """A heading that speaks of SDPA, and of its error, with what takes their places in this pass."""
+        return text.replace("SDPA's", self.measure_in_tables).replace("SDPA", self.baseline_in_tables)
 
     @abstractmethod
     def inputs(self, problem: Problem, seed: int, device: str = "cpu") -> Tensors:
@@ -381,6 +386,7 @@ class Quantized(Forward):
     baseline = "fp8_dequantized"
     measure = "that of float32 with weights in e4m3"
     measure_in_tables = "e4m3 weights'"
+    baseline_in_tables = "step 300"  # which converts to 16 bits before it calls SDPA
 
     def inputs(self, problem, seed, device="cpu"):
         """Those of the forward pass in bfloat16, quantised with a scale for each sequence and kv head."""

@@ -165,7 +165,8 @@ def tflops_by_step(run: Run, highlight: str | None = None):
         if baseline and baseline.tflops:
             axes.axhline(baseline.tflops, color=ORANGE, linestyle="--")
             text = {"xycoords": ("axes fraction", "data"), "va": "center", "color": ORANGE, "fontsize": 8}
-            axes.annotate("SDPA", (1.01, baseline.tflops), **text)  # beside the bars, whose figures stand on top
+            name = PASSES[run.direction].baseline_in_tables
+            axes.annotate(name, (1.01, baseline.tflops), **text)  # beside the bars, whose figures stand on top
         _label_steps(axes, steps)
         axes.set_ylabel("TFLOPS (median,\n10th to 90th percentile)")
     axes.set_ylim(0, 1.12 * max(m.tflops for m in measured))

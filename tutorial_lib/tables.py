@@ -495,6 +495,11 @@ def columns(run: Run, recorded: Run | None = None, compact: bool = False) -> lis
 
     compact: for a terminal; short names, and no spreads.
     """
+    worded = PASSES[run.direction].worded
+    return [(worded(header), text) for header, text in _columns(run, recorded, compact)]
+
+
+def _columns(run: Run, recorded: Run | None, compact: bool) -> list[Column]:
     label = [NUMBER, ("name", lambda m: m.name if compact else titled(m))]
     if run.ranks > 1:
         return label + (TOGETHER if run.timed else [SENT]) + CHECKING

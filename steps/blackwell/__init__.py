@@ -1,4 +1,4 @@
-"""Warpgroup 60 to 69: kernels for Blackwell in Gluon. They are compiled and simulated; none of them was timed.
+"""Steps 600 to 604: kernels for Blackwell in Gluon. They are compiled and simulated; none of them was timed.
 
 ``variant`` says what there is to choose and what follows; ``columns`` where scores, weights and outputs lie in tensor
 memory; ``softmax`` what is done with scores; ``together`` is the kernel whose warps all do the same, ``roles`` the one

@@ -102,7 +102,7 @@ def learned(run: Run, recorded: Run | None = None) -> str:
     best = ranking[0]
     sentence = f"the fastest is {best.label}, {best.tflops:.0f} TFLOPS"
     if best.speedup_vs_baseline:
-        sentence += f", {best.speedup_vs_baseline.median:.2f}× SDPA"
+        sentence += f", {best.speedup_vs_baseline.median:.2f}× {PASSES[source.direction].baseline_in_tables}"
     measured = [m for m in source.steps if m.name in names and m.correct]
     if (largest := largest_gain(source, measured)) is not None:
         before = source.measurement(largest.previous)

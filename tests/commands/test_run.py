@@ -41,6 +41,7 @@ from steps.running.showing import learned, show_run
 from tests import faulty
 from tests.selection import ROOT
 from tests.shapes import problem
+from tutorial_lib import tables
 from tutorial_lib.clock import Clock
 from tutorial_lib.command import BadRequest
 from tutorial_lib.files import RESULTS
@@ -327,11 +328,12 @@ def test_a_file_is_shown_all_columns_and_no_line_is_broken():
     assert len({len(line) for line in lines if line.startswith("─")}) == 1
 
 
-def test_the_table_names_whose_error_stands_beside():
-    for direction, whose in (("forward", "SDPA's"), ("fp8", "e4m3 weights'")):
-        lines = shown(recorded_path().model_copy(update={"direction": direction}), None, None)
-        [head] = [line for line in lines if line.startswith("step")]
-        assert f"error, of {whose}" in head and f"error ({whose})" in head
+def test_tables_name_what_speeds_and_errors_stand_beside():
+    for direction, whose, who in (("forward", "SDPA's", "SDPA"), ("fp8", "e4m3 weights'", "step 300")):
+        run = recorded_path().model_copy(update={"direction": direction})
+        [head] = [line for line in shown(run, None, None) if line.startswith("step")]
+        assert f"error, of {whose}" in head and f"error ({whose})" in head and f"of {who} " in head
+        assert {f"error ({whose})", f"error / {whose}", f"vs {who}"} <= {header for header, _ in tables.columns(run)}
 
 
 @pytest.mark.parametrize("width", [80, 100, 119, 140])
