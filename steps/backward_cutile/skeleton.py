@@ -14,13 +14,14 @@ from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarCons
 
 from steps.backward_cutile import kernel
 from steps.backward_cutile.variant import Variant
+from steps.core import driver
 from steps.core.fused import FusedStep, InCuTile, grid, hole
 from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.rules import Rule, rule_for
 from steps.core.step import target_of
 from steps.core.tiles import BlockShape, Tile
 from steps.core.work import Work, places
-from steps.cutile.launching import compiled_when_launched, runner
+from steps.cutile.launching import Part, compiled_when_launched, launcher
 from steps.cutile.skeleton import array
 from tutorial_lib.problem import Problem
 
@@ -137,34 +138,37 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
 
         device, scale = tensors[0].device, problem.effective_scale
         step = self.configured(problem, target_of(device))
-        rows = grid(problem, ROWS)
-        prepared, adds = step.prepared, step.adds
-        of_rows = (_prepare if prepared else _row_sums)(step.variant(problem, ROWS))
-        of_rows = runner(rows, of_rows, SMALL, device)
-        blocks, _, shape = step.kernel("keys", problem)
-        keys = runner(blocks, function, shape, device)
-        if adds:
-            scaled = runner(rows, _scaled(step.variant(problem, ROWS)), SMALL, device)
-        else:
-            queries = runner(*step.kernel("queries", problem), device)
         place = partial(torch.empty_like, memory_format=torch.contiguous_format)
 
+        def scaled_last(*tensors) -> tuple:
+            return *tensors, scale
+
+        # Of a call: its tensors, the gradients, and where dQ is added up, zeros; behind them what rows are made ready.
+        q, k, v, o, lse, do, dq, dk, dv = range(9)
+        added = [9] if step.adds else []
+        row_sum, ready_lse = 9 + len(added), 10 + len(added)
+        of_rows, read = (o, do, row_sum), (q, k, v, do, lse, row_sum)
+        if step.prepared:
+            of_rows, read = (o, do, lse, row_sum, ready_lse), (q, k, v, do, ready_lse, row_sum)
+        rows, variant = grid(problem, ROWS), step.variant(problem, ROWS)
+        blocks, _, shape = step.kernel("keys", problem)
+        parts = [
+            Part(rows, (_prepare if step.prepared else _row_sums)(variant), SMALL, lambda *tensors: tensors, of_rows),
+            Part(blocks, function, shape, scaled_last, (*read, *added, dk, dv)),
+        ]
+        if step.adds:
+            parts.append(Part(rows, _scaled(variant), SMALL, scaled_last, (*added, dq)))
+        else:
+            parts.append(Part(*step.kernel("queries", problem), scaled_last, (*read, dq)))
+
+        line = driver.places_like(tensors[4])
+        run = launcher(parts, device, lambda: (line(), line()) if step.prepared else (line(),))
+
         def launch(q, k, v, o, lse, do, out):
-            dq, dk, dv = out or (place(q), place(k), place(v))
-            row_sum = place(lse)  # ``like`` costs the host less than a shape and a dtype
-            if prepared:
-                given, lse = lse, place(lse)
-                of_rows(o, do, given, row_sum, lse)
-            else:
-                of_rows(o, do, row_sum)
-            if adds:
-                sums = torch.zeros_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
-                keys(q, k, v, do, lse, row_sum, sums, dk, dv, scale)
-                scaled(sums, dq, scale)
-            else:
-                keys(q, k, v, do, lse, row_sum, dk, dv, scale)
-                queries(q, k, v, do, lse, row_sum, dq, scale)
-            return dq, dk, dv
+            gradients = out or (place(q), place(k), place(v))
+            sums = (torch.zeros_like(q, dtype=torch.float32, memory_format=torch.contiguous_format),) if added else ()
+            run(q, k, v, o, lse, do, *gradients, *sums)
+            return gradients
 
         return launch
 

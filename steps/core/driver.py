@@ -1,8 +1,11 @@
-"""Launches a compiled Triton kernel through the CUDA driver, which costs the host less than Triton's own launcher.
+"""Launches a compiled kernel through the CUDA driver, which costs the host less than Triton's and cuTile's launchers.
 
-Triton looks at every argument of every call again, and describes every tensor for TMA anew. Calls of one kind differ
-only in where their tensors are, so that all parameters of a call can be packed once for these addresses, and passed on
-as they are [CUDA Driver API: cuLaunchKernelEx, cuTensorMapEncodeTiled]. Triton's launch hooks are not called.
+They look at every argument of every call again, and Triton describes every tensor for TMA anew. Calls of one kind
+differ only in where their tensors are, so that all parameters of a call can be packed once for these addresses, and
+passed on as they are [CUDA Driver API: cuLaunchKernelEx, cuTensorMapEncodeTiled]. Triton's launch hooks are not called.
+
+Which parameters a kernel in Triton takes is read from what Triton compiled (``Kernel``), and of one in cuTile from what
+cuTile's own launcher asks the driver for (``Captured``).
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
+
+from steps.core.tensors import ALIGNED
 
 FORMATS = {  # Triton's names of types, as ``struct`` packs them
     **{"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q"},
@@ -27,6 +32,7 @@ KEPT = 128  # calls that a launcher remembers: by the addresses of its tensors, 
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the GPU yet
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 NO_INTERLEAVE, L2_128B, FILL_WITH_ZEROS = 0, 2, 0  # of CUtensorMap, as Triton sets them
 
@@ -62,6 +68,21 @@ class Config(ctypes.Structure):
         ("stream", ctypes.c_void_p),
         ("attributes", ctypes.POINTER(Attribute)),
         ("attribute_count", ctypes.c_uint),
+    )
+
+
+class NodeParams(ctypes.Structure):
+    """A CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("parameters", ctypes.POINTER(ctypes.c_void_p)),
+        ("extra", ctypes.POINTER(ctypes.c_void_p)),
+        ("kernel", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
     )
 
 
@@ -101,8 +122,110 @@ class Kernel:
         return ctypes.byref(config), self._function, packed.addresses, None
 
 
+class Captured:
+    """A kernel as another launcher has asked for it once: ``call(stream, places)`` makes the arguments of a launch.
+
+    launch: ``launch(stream)`` launches the kernel, alone, whose code stays. It is captured as a graph, which runs
+    nothing, and the graph tells what the driver was asked for [CUDA Driver API: cuStreamBeginCapture,
+    cuGraphKernelNodeGetParams]. tensors: that it was given, in the order of its parameters; of them a call has others.
+    Raises OtherParameters where their places are not among the parameters, or the launch is more than a kernel.
+    """
+
+    def __init__(self, launch: Callable[[int], None], tensors: Sequence[Any], device: Any):
+        import torch
+
+        with unsafe_calls_allowed():
+            torch.cuda.mem_get_info(device)  # makes the device's context this thread's
+            with _captured(launch) as graph:
+                self._read(graph)
+        places = [x.data_ptr() for x in tensors]
+        self._pointers = self._found(places)
+        if len(self._pointers) < len(places):
+            raise OtherParameters(f"tensor {len(self._pointers)} is not among the kernel's parameters")
+        self._aligned = [place % ALIGNED for place in places]
+
+    def _read(self, graph: ctypes.c_void_p) -> None:
+        """Take over what a graph's only node launches: function, shape, cluster, and the parameters' bytes."""
+        node, told = _only_kernel(graph)
+        cluster = Attribute(id=CLUSTER_DIMENSION)
+        value = ctypes.byref(cluster, Attribute.value.offset)
+        status = cuda().cuGraphKernelNodeGetAttribute(node, CLUSTER_DIMENSION, value)
+        check(status, "cuGraphKernelNodeGetAttribute")
+        wanted = [cluster] if cluster.value[0] else []
+        self._attributes = (Attribute * len(wanted))(*wanted)
+        self._shape = tuple(told.grid), tuple(told.block), told.shared_bytes
+        self._function = ctypes.c_void_p(told.function)
+        self._offsets, self._template = [], bytearray()
+        for offset, piece in _parameters_of(told):
+            self._template += bytes(offset - len(self._template)) + piece
+            self._offsets.append(offset)
+
+    def _found(self, places: Sequence[int]) -> list[int]:
+        """Where these addresses stand among the parameters, in this order."""
+        wanted, found = [place.to_bytes(8, "little") for place in places], []
+        for offset in self._offsets:
+            if self._template[offset : offset + 8] in wanted[len(found) : len(found) + 1]:
+                found.append(offset)
+        return found
+
+    def call(self, stream: int, places: Sequence[int]) -> tuple:
+        """What cuLaunchKernelEx takes for tensors at these addresses, in this stream."""
+        if [place % ALIGNED for place in places] != self._aligned:  # the code may count on it
+            raise RuntimeError(f"tensors must begin {self._aligned} bytes past multiples of {ALIGNED}, got {places}")
+        packed = Packed(bytes(self._template), self._offsets)
+        for offset, place in zip(self._pointers, places):
+            write_pointer(packed.start + offset, place)
+        config = Config(*self._shape, stream, self._attributes, len(self._attributes))
+        return ctypes.byref(config), self._function, packed.addresses, None
+
+
+@contextmanager
+def _captured(launch: Callable[[int], None]) -> Iterator[ctypes.c_void_p]:
+    """Inside, a graph of what is launched in a stream that nobody else has."""
+    stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
+    check(cuda().cuStreamCreate(ctypes.byref(stream), NON_BLOCKING), "cuStreamCreate")
+    try:
+        check(cuda().cuStreamBeginCapture_v2(stream, RELAXED), "cuStreamBeginCapture")
+        try:
+            launch(stream.value)
+        finally:
+            status = cuda().cuStreamEndCapture(stream, ctypes.byref(graph))
+        check(status, "cuStreamEndCapture")
+        yield graph
+    finally:
+        if graph:
+            cuda().cuGraphDestroy(graph)
+        cuda().cuStreamDestroy_v2(stream)
+
+
+def _only_kernel(graph: ctypes.c_void_p) -> tuple[ctypes.c_void_p, NodeParams]:
+    """The node of a graph, and what it launches; raises OtherParameters where there are more, or it is no kernel."""
+    number = ctypes.c_size_t()
+    check(cuda().cuGraphGetNodes(graph, None, ctypes.byref(number)), "cuGraphGetNodes")
+    if number.value != 1:
+        raise OtherParameters(f"a launch must be one kernel, got {number.value} nodes of a graph")
+    node, told = ctypes.c_void_p(), NodeParams()
+    check(cuda().cuGraphGetNodes(graph, ctypes.byref(node), ctypes.byref(number)), "cuGraphGetNodes")
+    if cuda().cuGraphKernelNodeGetParams_v2(node, ctypes.byref(told)):
+        raise OtherParameters("a launch must be one kernel, got another node of a graph")
+    if told.kernel and not told.function:
+        function = ctypes.c_void_p()
+        check(cuda().cuKernelGetFunction(ctypes.byref(function), ctypes.c_void_p(told.kernel)), "cuKernelGetFunction")
+        told.function = function.value
+    return node, told
+
+
+def _parameters_of(told: NodeParams) -> Iterator[tuple[int, bytes]]:
+    """Of each parameter that a node of a graph passes on: where it lies among all of them, and its bytes."""
+    offset, size, n = ctypes.c_size_t(), ctypes.c_size_t(), 0
+    function = ctypes.c_void_p(told.function)
+    while not cuda().cuFuncGetParamInfo(function, n, ctypes.byref(offset), ctypes.byref(size)):
+        yield offset.value, ctypes.string_at(told.parameters[n], size.value)
+        n += 1
+
+
 def launcher(
-    kernels: Sequence[tuple[Kernel, Sequence[int]]], device: Any, memory: Memory | None = None
+    kernels: Sequence[tuple[Kernel | Captured, Sequence[int]]], device: Any, memory: Memory | None = None
 ) -> Callable[..., None]:
     """``run(*tensors)`` launches kernels, one after the other, in the current stream.
 

@@ -19,8 +19,8 @@ from steps.core.step import target_of
 from steps.core.tiles import BlockShape, Tile
 from steps.core.work import Work, places
 from steps.cutile.kernel import make_kernel_function
+from steps.cutile.launching import Part, compiled_when_launched, launcher
 from steps.cutile.variant import Latency, MaskLoop, Variant
-from tutorial_lib.identity import use_relative_paths
 from tutorial_lib.problem import Problem, positive
 
 # Where tileiras 13.5 lets the blocks of a cluster fetch for each other; elsewhere a cluster's tile is one block's.
@@ -156,9 +156,14 @@ class CuTileStep(InCuTile, FusedStep):
         """The kernel as a plain Python function, for the interpreter and the compiler."""
         return _kernel_function(variant)
 
+    @property
+    def hints(self) -> BlockShape:
+        """What the compiler is told of a block."""
+        return BlockShape(self.tile, warps=self.warps, cluster=self.cluster, occupancy=self.occupancy)
+
     def compiled_when_launched(self, function: Callable) -> ct.kernel:
         """A kernel function with this step's hints, for cuTile to compile when it is first launched."""
-        return _kernel(function, self.occupancy, self.warps, self.cluster)
+        return compiled_when_launched(function, self.hints)
 
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
         step = self.configured(problem, arch)
@@ -185,48 +190,36 @@ class CuTileStep(InCuTile, FusedStep):
         """
         import torch
 
-        target = target_of(q.device)
-        variant = self.variant(problem, target)
+        variant = self.variant(problem, target_of(q.device))
         launched, tile = self.launched(problem, variant)
         blocks, lists = grid(launched, tile), ()
         if variant.persistent or variant.section:
             number, order = self.order.blocks(launched, tile, q.device, self.occupancy or 1)
             blocks, lists = (number, 1, 1), order[: variant.lists]
-        if target == "cpu":
-            from tutorial_lib import interpreter
-
-            def run(*arguments):
-                interpreter.launch(blocks, function, arguments)
-
-        else:
-            kernel, stream_of = self.compiled_when_launched(function), torch._C._cuda_getCurrentRawStream
-            device = q.device.index
-
-            def run(*arguments):
-                ct.launch(stream_of(device), blocks, kernel, arguments)
-
         sign, scale = positive(problem.effective_scale)
         empty = partial(torch.empty, q.shape, dtype=dtype or q.dtype, device=q.device)
         heads = (problem.kv_heads, problem.group_size)
+        outputs, beside = 1 + return_lse, 1 if problem.sinks else 3 if problem.fp8 else 0
 
         def by_group(x):
             """[batch, heads, ...] as the kernel takes it."""
             return x.unflatten(1, heads) if variant.together else x
 
-        def launch(q, k, v, out, *more):
-            o, factor, begins = empty() if out is None else out, scale, more
+        def arguments(q, k, v, *more):
+            written, factors, others = more[:outputs], more[outputs : outputs + beside], more[outputs + beside :]
+            written = tuple(map(by_group, written)) if return_lse else by_group(*written)
             if problem.sinks:
-                *begins, sinks = more
-                factor = scale, sinks.view(heads if variant.together else (-1, 1))
-            elif problem.fp8:
-                factor, begins = (scale, *more), ()
-            given = by_group(q if sign == 1 else q * sign), k, v
-            if not return_lse:
-                run(*given, by_group(o), factor, *lists, *begins)
-                return o
-            lse = empty_lse(q)
-            run(*given, (by_group(o), by_group(lse)), factor, *lists, *begins)
-            return o, lse
+                factors = (factors[0].view(heads if variant.together else (-1, 1)),)
+            return by_group(q), k, v, written, (scale, *factors) if factors else scale, *others
+
+        run = launcher([Part(blocks, function, self.hints, arguments)], q.device)
+
+        def launch(q, k, v, out, *more):
+            o = empty() if out is None else out
+            written = (o, empty_lse(q)) if return_lse else (o,)
+            begins, factors = more[: len(more) - beside], more[len(more) - beside :]
+            run(q if sign == 1 else q * sign, k, v, *written, *factors, *lists, *begins)
+            return written if return_lse else o
 
         return launch
 
@@ -318,12 +311,6 @@ def configured_as(step: CuTileStep, found: BlockShape | None) -> CuTileStep:
         latency=Latency(),
         searched=False,
     )
-
-
-@cache
-def _kernel(function, occupancy: int | None, warps: int | None, cluster: int | None) -> ct.kernel:
-    use_relative_paths()
-    return ct.kernel(function, occupancy=occupancy, num_worker_warps=warps, num_ctas=cluster)
 
 
 @cache

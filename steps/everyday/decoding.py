@@ -17,7 +17,7 @@ from steps.core.order import processors
 from steps.core.step import target_of
 from steps.core.tiles import BlockShape, Tile
 from steps.core.work import Work, places
-from steps.cutile.launching import compiled_when_launched, runner
+from steps.cutile.launching import Part, compiled_when_launched, launcher
 from steps.cutile.skeleton import array, power_of_two
 from steps.cutile.variant import Latency
 from steps.everyday.decode_kernel import make_decode, make_merge
@@ -188,34 +188,48 @@ class DecodeStep(InCuTile, FusedStep):
         import torch
 
         variant = self.variant(problem, target_of(device))
-        shape = self.kernel(variant)[1]
         splits, groups = self.splits(problem, processors(device)), (problem.kv_heads, problem.group_size)
-        decode = runner((splits, self.groups(problem), problem.batch), function, shape, device)
         sign, scale = positive(problem.effective_scale)
         kept = (splits, self.rows(problem))
         empty = partial(torch.empty, dtype=torch.float32, device=device)
         zeros = partial(torch.zeros, problem.batch * self.groups(problem), dtype=torch.int32, device=device)
         arrived = each_stream(zeros, device)
+
+        def partials() -> tuple:
+            return (empty((*kept, variant.head_dim)), empty(kept)) if self.split else ()
+
+        def written(o, *lse):
+            """Where the results go, with a dimension for groups."""
+            return (o.unflatten(1, groups), lse[0].unflatten(1, groups)) if lse else o.unflatten(1, groups)
+
+        def decoding(q, *others):
+            ahead, outputs = others[: len(read) - 1], others[len(read) - 1 :]
+            return q.unflatten(1, groups), *ahead, *((written(*outputs),) if outputs else ()), scale
+
+        def merging(o, lse, *outputs):
+            return o, lse, written(*outputs)
+
+        # Of a call: q and the sources, results, and what counts blocks; behind them its scratch memory.
+        read = [*range(1 + len(self.sources(problem)))]
+        results = [len(read) + n for n in range(1 + return_lse)]
+        counts = [results[-1] + 1] if self.split and self.last_block_merges else []
+        first = results[-1] + 1 + len(counts)
+        parts_of_rows = [first, first + 1] if self.split else []
+        read += parts_of_rows + counts
+        blocks = (splits, self.groups(problem), problem.batch)
+        shape = self.kernel(variant)[1]
+        kernels = [Part(blocks, function, shape, decoding, read if self.merges_apart else read + results)]
         if self.merges_apart:
             blocks = (problem.seq_len_q, problem.heads, problem.batch)
-            merge = runner(blocks, _merging(variant, splits, return_lse), MERGING, device)
+            merge = _merging(variant, splits, return_lse)
+            kernels.append(Part(blocks, merge, MERGING, merging, parts_of_rows + results))
+        launch = launcher(kernels, device, partials)
 
         def run(q, sources, out):
             o = torch.empty(q.shape, dtype=q.dtype, device=device) if out is None else out
-            lse = empty_lse(q) if return_lse else None
-            rows_of_groups = (q if sign == 1 else q * sign).unflatten(1, groups)
-            written = o.unflatten(1, groups)
-            if return_lse:
-                written = written, lse.unflatten(1, groups)
-            partials = (empty((*kept, variant.head_dim)), empty(kept)) if self.split else ()
-            if self.merges_apart:
-                decode(rows_of_groups, *sources, *partials, scale)
-                merge(*partials, written)
-            elif self.split:
-                decode(rows_of_groups, *sources, *partials, arrived(), written, scale)
-            else:
-                decode(rows_of_groups, *sources, written, scale)
-            return (o, lse) if return_lse else o
+            written = (o, empty_lse(q)) if return_lse else (o,)
+            launch(q if sign == 1 else q * sign, *sources, *written, *((arrived(),) if counts else ()))
+            return written if return_lse else o
 
         return run
 

@@ -250,3 +250,119 @@ def test_what_the_driver_refuses_is_raised(run, cuda):
     cuda.statuses = [719]
     with pytest.raises(RuntimeError, match=r"cuLaunchKernelEx: CUDA_ERROR_OF_A_TEST \(719\)"):
         run(*tensors(*PLACES))
+
+
+class FakeGraphs(FakeCuda):
+    """A driver that captures one launch: of function 99, with these parameters (a place and bytes each)."""
+
+    def __init__(self, parameters, cluster=0, nodes=1):
+        super().__init__()
+        self.parameters, self.cluster, self.nodes, self.open = parameters, cluster, nodes, []
+        self.memory = [ctypes.create_string_buffer(piece, len(piece)) for _, piece in parameters]
+        self.addresses = (ctypes.c_void_p * len(parameters))(*map(ctypes.addressof, self.memory))
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        return 0
+
+    def cuStreamCreate(self, stream, flags):
+        stream._obj.value = 5
+        self.open.append("stream")
+        return 0
+
+    def cuStreamBeginCapture_v2(self, stream, mode):
+        return 0
+
+    def cuStreamEndCapture(self, stream, graph):
+        graph._obj.value = 6
+        self.open.append("graph")
+        return 0
+
+    def cuGraphGetNodes(self, graph, nodes, number):
+        number._obj.value = self.nodes
+        if nodes is not None:
+            nodes._obj.value = 7
+        return 0
+
+    def cuGraphKernelNodeGetParams_v2(self, node, told):
+        assert ctypes.sizeof(driver.NodeParams) == 72
+        told._obj.kernel, told._obj.grid, told._obj.block, told._obj.shared_bytes = 98, (3, 2, 1), (128, 1, 1), 4096
+        told._obj.parameters = ctypes.cast(self.addresses, ctypes.POINTER(ctypes.c_void_p))
+        return 0
+
+    def cuKernelGetFunction(self, function, kernel):
+        assert kernel.value == 98
+        function._obj.value = 99
+        return 0
+
+    def cuFuncGetParamInfo(self, function, n, offset, size):
+        assert function.value == 99
+        if n == len(self.parameters):
+            return 1
+        offset._obj.value, size._obj.value = self.parameters[n][0], len(self.parameters[n][1])
+        return 0
+
+    def cuGraphKernelNodeGetAttribute(self, node, attribute, value):
+        ctypes.cast(value, ctypes.POINTER(ctypes.c_uint))[0] = self.cluster
+        return 0
+
+    def cuGraphDestroy(self, graph):
+        self.open.remove("graph")
+        return 0
+
+    def cuStreamDestroy_v2(self, stream):
+        self.open.remove("stream")
+        return 0
+
+
+def captured(monkeypatch, pieces, places, **how):
+    """A kernel that was captured with these parameters, of tensors at these places; and the driver."""
+    import torch
+
+    offsets, at = [], 0
+    for piece in pieces:
+        at += -at % len(piece)
+        offsets.append(at)
+        at += len(piece)
+    fake = FakeGraphs(list(zip(offsets, pieces)), **how)
+    monkeypatch.setattr(driver, "cuda", lambda: fake)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: None)
+    streams = []
+    kernel = driver.Captured(streams.append, tensors(*places), None)
+    assert streams == [5] and not fake.open
+    return kernel, fake
+
+
+def array(place):
+    """A tensor as cuTile passes it on: its place, a length and a stride."""
+    return struct.pack("q", place), struct.pack("i", 64), struct.pack("i", 1)
+
+
+def test_a_captured_launch_is_repeated_for_tensors_elsewhere(monkeypatch):
+    """The first two share their memory, as keys and values may; the third begins between multiples of 16."""
+    places, others = (0x1000, 0x1000, 0x2008), (0x7000, 0x8000, 0x9008)
+    scale = struct.pack("f", 0.125)
+    pieces = [*array(places[0]), *array(places[1]), *array(places[2]), scale]
+    kernel, _ = captured(monkeypatch, pieces, places, cluster=2)
+    config, function, addresses, _ = kernel.call(11, others)
+    found = [ctypes.string_at(address, len(piece)) for address, piece in zip(addresses, pieces, strict=True)]
+    assert found == [*array(others[0]), *array(others[1]), *array(others[2]), scale]
+    told = config._obj
+    assert function.value == 99 and told.stream == 11 and told.shared_bytes == 4096
+    assert (*told.grid, *told.block) == (3, 2, 1, 128, 1, 1)
+    assert (told.attribute_count, told.attributes[0].id, *told.attributes[0].value) == (1, 4, 2, 0, 0)
+    with pytest.raises(RuntimeError, match=r"begin \[0, 0, 8\] bytes past multiples of 16"):
+        kernel.call(11, (0x7000, 0x8000, 0x9000))
+
+
+@pytest.mark.parametrize(
+    ("places", "how", "told"),
+    [
+        ((0x1000, 0x3000), {}, "tensor 1 is not among the kernel's parameters"),
+        ((0x2000, 0x1000), {}, "tensor 1 is not among the kernel's parameters"),
+        ((0x1000, 0x2000), {"nodes": 2}, "a launch must be one kernel, got 2 nodes"),
+    ],
+    ids=["another place", "another order", "two kernels"],
+)
+def test_what_is_launched_in_another_way_is_not_captured(places, how, told, monkeypatch):
+    with pytest.raises(driver.OtherParameters, match=told):
+        captured(monkeypatch, [*array(0x1000), *array(0x2000)], places, **how)

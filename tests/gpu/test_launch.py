@@ -59,6 +59,19 @@ def test_a_gluon_kernel_is_launched_by_the_driver(name, monkeypatch):
     fresh(name).attention(*inputs(), True)
 
 
+@pytest.mark.parametrize("name", ["exp2", "static_scheduler", "intra_tile_overlap"])
+def test_a_cutile_kernel_is_launched_by_the_driver(name, monkeypatch):
+    """cuTile launches it once, for us to see how."""
+    import cuda.tile as ct
+
+    launched, by_cutile = [], ct.launch
+    monkeypatch.setattr(ct, "launch", lambda stream, *more: launched.append(stream) or by_cutile(stream, *more))
+    step = fresh(name)
+    for _ in range(3):
+        step.attention(*inputs(), True)
+    assert len(launched) == 1 and launched[0] != torch.cuda.current_stream().cuda_stream
+
+
 @pytest.mark.parametrize("name", ["gluon_larger_tile", "wgmma", "pv_wait_after_max"])
 def test_code_stays_loaded_when_triton_forgets_it(name):
     step, (q, k, v) = fresh(name), inputs()
