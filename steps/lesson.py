@@ -109,8 +109,8 @@ class Lesson:
         if not (self.never_timed and (why := _part(self.step).untimed)):
             return machine(None if self.never_timed else self.recorded)
         return Page(
-            f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: {why}. All times in this "
-            "chapter come from a model.**"
+            f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: {why}. All times of "
+            "these steps come from a model.**"
         )
 
     def _ipython_display_(self) -> None:
@@ -140,8 +140,8 @@ class Lesson:
         notes = backward_notes if self.step.direction == "backward" else forward_notes
         headers, *rows = barrier_rows(notes(self.step, self.problem))
         told = (
-            f"The barriers of step {self.step.label}. Roles are called by their functions, with a number. TMA is no "
-            "arrival that is counted: it brings bytes, and a phase waits for all that were announced."
+            f"The barriers of step {self.step.label}. A role has the name of its function, and a number. What TMA "
+            "brings is not counted as an arrival: a phase also waits for all bytes that were announced."
         )
         return Page(told, table(headers, rows))
 
@@ -163,11 +163,12 @@ class Lesson:
         except Unsupported as error:
             return [f"{error}."]
         if self.step.begins_a_skeleton:
-            return [f"{self.step.shown}, for {self.problem.describe()}. {where}, and what that builds on.", code(text)]
+            return [f"{self.step.shown}, for {self.problem.describe()}. {where}, and what that imports.", code(text)]
         try:
             before = without_title(written_out(self.previous, self.problem, self.arch))
         except Unsupported as error:
-            return [f"{self.step.shown} ({error}). {where}.", code(text)]
+            told = f"{self.step.shown}, because the step before does not take this problem ({error}). "
+            return [told + where + ".", code(text)]
         holes = [f"- `{change}`" for change in dataclasses.replace(self.step, previous=self.previous).key_changes()]
         changes = "\n".join(["What changes:", "", *holes])
         if self.step.backend == "hopper" and before != text:
@@ -175,7 +176,7 @@ class Lesson:
         if before == text:
             told = "For this problem the kernel reads as before: what changes is how it is compiled or launched. "
             return [changes, told + where + "."]
-        told = f"Its kernel for {self.problem.describe()}; + is new, - is gone, against {self.previous.label}. "
+        told = f"Its kernel for {self.problem.describe()}, compared with {self.previous.label}: + is new, - is gone. "
         return [changes, told + where + ".", difference(before, text, AROUND)]
 
     def inside(self) -> Page:
@@ -265,7 +266,8 @@ class Lesson:
             return self._lost()
         last = timed[-1]
         told = f"The path so far on {tables.origin(self.recorded)}, as recorded."
-        told += f" Step {last.label} has {last.tflops / sdpa.tflops:.0%} of SDPA's speed."
+        beside = last.speedup_vs_baseline.median if last.speedup_vs_baseline else 1.0  # as ``time`` says it
+        told += f" Step {last.label} has {beside:.0%} of SDPA's speed."
         return Page(told, plots.path(timed, sdpa), *self._lost().parts)
 
     def _lost(self) -> Page:
@@ -588,7 +590,7 @@ class Lesson:
         """Where the step matters: what it brought in every recorded run of this machine, against its predecessor."""
         runs = of_one_machine(recorded_runs(self.results, self.step.direction))
         found = [(run, now) for run in runs if (now := self._mine(run))]
-        cells = [(run, tables.vs_previous_marked(now)) for run, now in found if now.speedup_vs_previous]
+        cells = [(run, tables.marked(now.speedup_vs_previous)) for run, now in found if now.speedup_vs_previous]
         if not cells:
             return Page(f"No record compares step {self.step.label} with step {self.previous.label}.")
         told = f"Times as fast as step {self.previous.label}, as recorded (p10–p90, and our verdict):"

@@ -47,7 +47,7 @@ class LessonTogether(Lesson):
         where = f"`python -m steps.show {self.step.name}` prints it."
         if self.previous is None:
             return [where, code(self.step.source())]
-        told = f"+ is new, - is gone, against {self.previous.label}. {where}"
+        told = f"Compared with {self.previous.label}: + is new, - is gone. {where}"
         return [told, difference(self.previous.source(), self.step.source(), AROUND)]
 
     def predict(self, guess: float | None = None) -> Page:

@@ -291,12 +291,12 @@ MEASURED = {  # kind of a segment between two stamps -> colour, and its name in 
 
 
 def cycles_and_clock(run: Run):
-    """Steps and peers by cycles and clock, after a rest and in a load that goes on; dotted: the same time."""
+    """Steps and peers by cycles and clock, after a rest and in a sustained load; dotted: the same time."""
     figure, axes = figure_with_axes(8, 4.2)
     found = [m for m in run.everybody if m.clock_ghz and m.cycles < 2 * min(x.cycles for x in run.steps if x.cycles)]
     regimes = {"after a rest": lambda m: (m.cycles, m.clock_ghz)}
     if run.sustained:
-        regimes["in a load that goes on"] = lambda m: m.sustained and (m.sustained.cycles, m.sustained.clock_ghz)
+        regimes["in a sustained load"] = lambda m: m.sustained and (m.sustained.cycles, m.sustained.clock_ghz)
     points, named = [], []
     for (label, place), colour, marker in zip(regimes.items(), (BLUE, ORANGE), MARKERS):
         known = [(m, at) for m in found if (at := place(m)) and None not in at]

@@ -59,9 +59,9 @@ def vs_previous(m: Measurement) -> str:
     return NOTHING if m.speedup_vs_previous is None else ratio(m.speedup_vs_previous, m.verdict)
 
 
-def vs_previous_marked(m: Measurement) -> str:
-    """As ``vs_previous``, in bold where it is not the same."""
-    return vs_previous(m) if m.speedup_vs_previous.verdict == "same" else f"**{vs_previous(m)}**"
+def marked(speedup: Speedup) -> str:
+    """As ``ratio``, in bold where it is not the same."""
+    return ratio(speedup) if speedup.verdict == "same" else f"**{ratio(speedup)}**"
 
 
 def compact_vs_previous(m: Measurement) -> str:
@@ -371,12 +371,12 @@ def failed_rows(record: Sweep) -> list[str]:
 
 LOAD_HEADERS = (
     *("load", "inputs", "TFLOPS after a rest", "GHz after a rest"),
-    *("TFLOPS going on", "GHz going on", "W", "GFLOPS a watt"),
+    *("TFLOPS sustained", "GHz sustained", "W", "GFLOPS a watt"),
 )
 
 
 def load_rows(physics: Physics) -> list[list[str]]:
-    """What power does to a load's clock, after a rest and in a load that goes on."""
+    """What power does to a load's clock, after a rest and in a sustained load."""
 
     def cell(value: float | None, digits: int = 0) -> str:
         return NOTHING if value is None else f"{value:.{digits}f}"

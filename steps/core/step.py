@@ -274,10 +274,10 @@ class Step:
         if others := [FEATURES[name] for name in problem.features if name not in self.takes]:
             return f"takes no {' and no '.join(others)}"
         if not self.takes_head_dim(problem.head_dim):
-            known = ", ".join(map(str, self.head_dims))
+            known = ("one of " if len(self.head_dims) > 1 else "") + ", ".join(map(str, self.head_dims))
             if self.pads_head_dim:
                 return f"head_dim must be a multiple of {PIECE} up to {self.head_dims[-1]}, got {problem.head_dim}"
-            return f"head_dim must be one of {known}, got {problem.head_dim} ({PADDING})"
+            return f"head_dim must be {known}, got {problem.head_dim} ({PADDING})"
         if target.startswith("gfx") and self.backend not in ("torch", "peer") and not self.made_for.startswith("gfx"):
             return f"made for NVIDIA's GPUs, not for {target}"
         return None

@@ -258,7 +258,7 @@ def take_turn(barriers, n, warpgroup: gl.constexpr, variant: gl.constexpr):
 
 @gluon.jit
 def pass_turn(barriers, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """It is the next warpgroup's turn to issue products."""
+    """It is the next warpgroup's turn."""
     mbarrier.arrive(barriers.turns.index((warpgroup + 1) % variant.warpgroups), count=1)
 
 

@@ -21,7 +21,7 @@ STEP = step800_gather.STEP.evolve(
     number=801,
     name="ring",
     title="A ring",
-    change="Keys and values go around the ranks, one part a round; partial results are merged by log-sum-exp.",
+    change="Keys and values go around the ranks, one part an iteration; partial results are merged by log-sum-exp.",
     share=IN_ORDER,
     function=Ring(IN_ORDER, ahead=False),
 )

@@ -20,7 +20,7 @@ STEP = step802_double_buffering.STEP.evolve(
     number=803,
     name="zigzag",
     title="An early and a late piece",
-    change="Every rank holds an early and a late piece: under a causal mask all have the same work in every round.",
+    change="Every rank holds an early and a late piece: under a causal mask all have the same work in every iteration.",
     share=ZIGZAG,
     function=Ring(ZIGZAG, ahead=True),
 )

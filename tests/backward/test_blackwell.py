@@ -122,7 +122,7 @@ def test_columns_of_tensor_memory_are_those_that_the_chapter_tells():
 @pytest.mark.parametrize(
     ("changes", "arch", "told"),
     [
-        ({"head_dim": 128}, "sm_100", "head_dim must be one of 256, got 128"),
+        ({"head_dim": 128}, "sm_100", "head_dim must be 256, got 128"),
         ({}, "sm_90", "made of tcgen05 and tensor memory, for sm_100 and sm_103, not for sm_90"),
         ({"window": 64}, "sm_100", "takes no sliding window"),
     ],

@@ -325,7 +325,8 @@ def test_a_page_shows_the_path_to_its_step_and_counts_all_of_it_at_one_clock():
     assert labels[-3:] == ["201 producer", "202 intra_warpgroup_overlap", "203 lpt_scheduler"]
     assert not {"204 epilogue_overlap", "2 mma"} & set(labels)  # it is to be guessed; and Gluon does not stand on it
     sdpa, last = (lesson.recorded.measurement(name) for name in ("sdpa", "lpt_scheduler"))
-    assert f"Step 203 lpt_scheduler has {last.tflops / sdpa.tflops:.0%} of SDPA's speed." in told
+    beside = last.speedup_vs_baseline.median
+    assert f"Step 203 lpt_scheduler has {beside:.0%} of SDPA's speed." in told
     assert sdpa.clock_ghz != last.clock_ghz
     gpu = limits.gpu_of(lesson.recorded.machine, sdpa)
     made = lesson.compile(lesson.previous).as_dict()

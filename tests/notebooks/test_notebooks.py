@@ -218,6 +218,17 @@ def names_of_a_lesson() -> list[str]:
     return [*dir(lesson.Lesson), *vars(lesson.Lesson("exp2"))]
 
 
+@pytest.mark.parametrize("path", STEP_SOURCES, ids=lambda p: p.stem)
+def test_what_a_page_tells_to_read_is_in_its_listings(path):
+    """A function may be written into its caller, and then the listing does not have it."""
+    cells = [cell for cell in committed(path).cells if cell.cell_type == "code"]
+    html = "".join(output.get("data", {}).get("text/html", "") for cell in cells for output in cell.outputs)
+    listed = set(re.findall(r"def (\w+)\(", re.sub("<[^>]*>", "", html)))
+    prose = "\n".join(cell.source for cell in from_source(path).cells if cell.cell_type == "markdown")
+    told = re.findall(r"\b[Rr]ead ((?:(?:, and |, | and )?`\w+`)+)", prose)
+    assert {name for names in told for name in re.findall(r"\w+", names.replace(" and ", " "))} <= listed
+
+
 def is_module(name: str) -> bool:
     try:
         importlib.import_module(name)

@@ -97,7 +97,7 @@ def test_products_of_each_tell_both(factors):
     for seed in SEEDS:
         assert not run(kernels.of_each, *tiles, target, 2, seed=seed).found
         torch.testing.assert_close(target, exact)
-    with pytest.raises(Deadlock, match=r"all warps of CTA 0 waits for done\[0\] .*1 of 3 arrivals missing"):
+    with pytest.raises(Deadlock, match=r"all warps of CTA 0 wait for done\[0\] .*1 of 3 arrivals missing"):
         run(kernels.of_each, *tiles, target, 3)
     with pytest.raises(KernelError, match=r"got more arrivals|has ended|2 phases complete"):
         for seed in range(50):  # whoever is told of one product may go on, and end, before the other one has ended

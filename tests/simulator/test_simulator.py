@@ -78,7 +78,7 @@ def test_tma_brings_bytes_and_wants_a_fence():
     [told] = launch(kernels.by_tma, (1,), (*pair, True, False, size), 4).found.values()
     assert told.startswith("no fence on place") and "without fence_async_shared between them" in told
     assert any("race" in told for told in launch(kernels.by_tma, (1,), (*pair, False, True, size), 4).found.values())
-    with pytest.raises(Deadlock, match=r"waits for ready\[0\] with parity 0 \(0 phases complete, .* 2 bytes missing\)"):
+    with pytest.raises(Deadlock, match=r"wait for ready\[0\] with parity 0 \(0 phases complete, .* 2 bytes missing\)"):
         launch(kernels.by_tma, (1,), (*pair, True, True, size + 2), 4)
 
 
@@ -156,7 +156,7 @@ def test_roles_are_ordered_by_waits():
 
 def test_nobody_able_to_go_on_is_told_with_what_is_missing():
     with pytest.raises(
-        Deadlock, match=r"all warps waits for ready\[0\] with parity 0 .*1 of 2 arrivals missing"
+        Deadlock, match=r"all warps wait for ready\[0\] with parity 0 .*1 of 2 arrivals missing"
     ) as error:
         launch(kernels.waits_for_ever, (1,), (), 4)
     assert "waits_for_ever `mbarrier.wait(ready, 0)`" in str(error.value)

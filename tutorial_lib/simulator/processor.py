@@ -64,7 +64,11 @@ class Processor:
                 else:
                     break
             if waiting := [role for role in self.roles if role.state is WAITING]:
-                lines = [f"  {role} waits for {role.why[1]()}\n      at {told(role.stopped_at)}" for role in waiting]
+                lines = [
+                    f"  {role} {'wait' if str(role).startswith('all') else 'waits'} for {role.why[1]()}\n"
+                    f"      at {told(role.stopped_at)}"
+                    for role in waiting
+                ]
                 blocks = sorted({role.block.key for role in waiting})
                 raise Deadlock(f"block {', '.join(map(str, blocks))}: nobody can go on\n" + "\n".join(lines))
         finally:
