@@ -35,6 +35,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_contributing_is_read_in_one_sitting():
+    assert (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").count("\n") <= 150
+
+
 def test_the_readme_is_one_screen():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 100
