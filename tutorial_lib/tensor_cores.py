@@ -28,7 +28,7 @@ BOUNDS = (
     2.0**-100,
     2.0**100,
 )  # of what is aligned to, so that its scale is finite in float32: fp8's products are far inside
-PIECE = {"cpu": 1 << 18, "cuda": 1 << 27}  # products at once: what a core's cache holds, and a small part of memory
+PIECE = {"cpu": 1 << 18, "cuda": 1 << 25}  # products at once: what a core's cache holds, and a small part of memory
 
 
 def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:

@@ -35,6 +35,10 @@ class QuantizedStep(Step):
             return f"scale must be above 0, got {problem.scale}"
         return super().unsupported(problem, target)
 
+    def sums_in_tensor_cores(self, problem: Problem) -> bool:
+        """Whether the tensor cores add up the PV product of all keys (``tutorial_lib.tensor_cores``)."""
+        return False
+
     def attention(
         self,
         q: torch.Tensor,

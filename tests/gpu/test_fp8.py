@@ -11,10 +11,9 @@ from steps import QUANTIZED, get_step, run
 from steps.measuring.measure import Settings, measure
 from steps.reference.peers import QUANTIZED_PEERS
 from tests.checking import assert_right, skip_unless_taken
-from tests.fp8.test_steps import INSIDE, KERNELS, SHAPES, problem
+from tests.fp8.test_steps import INSIDE, KERNELS, SHAPES, assert_right_lse, problem
 from tutorial_lib import reference
 from tutorial_lib.passes import QUANTIZED as PASS
-from tutorial_lib.quantize import dequantize
 
 pytestmark = pytest.mark.gpu
 
@@ -38,13 +37,7 @@ def test_a_step_is_right_on_the_gpu(step, shape):
 @pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
 def test_the_log_sum_exp_on_the_gpu(step, shape):
     skip_unless_taken(step, shape)
-    q, k, v, *scales = inputs = PASS.inputs(shape, secrets.randbits(32), "cuda")
-    exact = [dequantize(x, scale, torch.float64) for x, scale in zip((q, k, v), scales)]
-    _, expected = reference.attention_and_lse_float64(*exact, shape.causal)
-    o, lse = step.attention(q, k, v, shape.causal, return_lse=True, **PASS.scales(inputs))
-    # The tensor cores' sums of QK products in fp8 are not those of float32.
-    torch.testing.assert_close(lse.double(), expected, rtol=1e-3, atol=1e-2)
-    assert torch.equal(o, step.attention(q, k, v, shape.causal, **PASS.scales(inputs)))
+    assert_right_lse(step, shape, "cuda")
 
 
 @pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
