@@ -1,7 +1,7 @@
 """How Hopper's tensor cores add: products of fp8 are added in fixed point, and the sum keeps 13 fraction bits.
 
-One instruction multiplies rows and columns of 32 numbers and adds these products to a sum. Nobody but NVIDIA has the
-specification. What is known was measured:
+One instruction multiplies rows and columns of 32 numbers and adds these products to a sum. NVIDIA has not published
+how. What is known was measured:
 
 * The products are aligned to the largest exponent, and bits below the highest 14 are cut off (DeepSeek-AI 2024,
   https://arxiv.org/abs/2412.19437, section 3.3.2).
@@ -12,7 +12,9 @@ specification. What is known was measured:
   product of the mantissas is 2 or more. Fasi et al. 2021 (https://doi.org/10.7717/peerj-cs.330) found the same way of
   adding for 16-bit factors on earlier GPUs.
 
-In which order the instructions of a larger product follow one another is not written down either: here k ascends.
+``python -m tests.gpu.tensor_cores`` compares wgmma with this and with other rules, bit for bit. On an H200 this rule
+alone, of all that it tries, gave every bit. It also found that the instructions of a deeper product follow one another
+as k ascends. Not tested were e5m2, infinities, and numbers beyond ``BOUNDS``.
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> 
     """
     import torch
 
-    rows = max(1, PIECE[a.device.type] // (K * b.shape[1]))
-    if len(a) > rows:
-        sums = (None,) * -(-len(a) // rows) if c is None else c.split(rows)
-        return torch.cat([product(part, b, its) for part, its in zip(a.split(rows), sums)])
     total = torch.zeros(len(a), b.shape[1], device=a.device) if c is None else c
+    if K * total.numel() > PIECE[a.device.type]:
+        if len(a) >= b.shape[1]:
+            return torch.cat([product(x, b, z) for x, z in zip(a.tensor_split(2), total.tensor_split(2))])
+        halves = zip(b.tensor_split(2, 1), total.tensor_split(2, 1))
+        return torch.cat([product(a, y, z) for y, z in halves], 1)
     (a, power_a), (b, power_b) = map(_with_powers, (a, b))
     for begin in range(0, a.shape[1], K):
         its = slice(begin, begin + K)

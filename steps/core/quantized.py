@@ -27,6 +27,7 @@ class QuantizedStep(Step):
 
     direction: ClassVar[str] = "fp8"
     takes: ClassVar[tuple[str, ...]] = ("fp8",)
+    differentiable: ClassVar[str] = "step 300 (fp8_dequantized)"
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if not problem.fp8:
