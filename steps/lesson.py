@@ -398,7 +398,7 @@ class Lesson:
         for p in asked:
             cells, parts = _accuracy(self.step, p, self.on_gpu)
             rows.append([p.describe(), *cells, *(f"{error:.0e}" for error in parts.values())])
-            headers = headers or [f"of that {part}" for part in parts]
+            headers = headers or list(parts)
         by = {"torch": "by PyTorch", "cutile": "in the interpreter"}.get(self.step.backend, "on the simulator")
         where, whose = "on this GPU" if self.on_gpu else f"{by}, on the CPU", pass_of(self.step).measure
         return Page(
