@@ -5,8 +5,9 @@ operations. ``launch`` installs a mode that computes with torch, so a kernel is 
 a breakpoint stops in it, ``print`` and ``ct.printf`` print, an exception points at its line.
 
 What matters to a result is kept: 16-bit tiles hold 16-bit numbers and ``astype`` rounds to nearest even;
-``mma`` multiplies exactly and adds in float32; loads pad out of bounds as asked (undetermined padding is NaN here,
-so that code which relies on it is found out) and stores drop what is out of bounds; ``flush_to_zero`` flushes.
+``mma`` multiplies exactly and adds in float32, but in fp8 as Hopper's tensor cores do; loads pad out of bounds as asked
+(undetermined padding is NaN here, so that code which relies on it is found out) and stores drop what is out of bounds;
+``flush_to_zero`` flushes.
 What only matters to speed (latency hints, occupancy, TMA) is accepted and ignored. An approximate division or
 exponential is computed exactly. Integer scalars are Python integers and do not wrap at 32 bits.
 
@@ -27,6 +28,8 @@ import torch
 
 # The mode that cuda.tile consults is not exported under a public name (cuda-tile 1.7).
 from cuda.tile._dispatch_mode import DispatchMode
+
+from tutorial_lib import tensor_cores
 
 TORCH_DTYPES = {
     "bool_": torch.bool,
@@ -260,6 +263,8 @@ def _where(condition, x, y, /) -> Tile:
 
 def _mma(x, y, /, acc, *, use_fast_acc=False) -> Tile:
     x, y, acc = x.tensor, y.tensor, acc.tensor
+    if x.itemsize == 1 and x.dtype.is_floating_point and x.ndim == 2:  # float32 adds a product to acc, or they do
+        return Tile(tensor_cores.product(x, y, acc) if use_fast_acc else acc + tensor_cores.product(x, y))
     if x.dtype.is_floating_point and acc.dtype == torch.float32:
         # A product of two 16-bit numbers is exact in float32, so only the sums round, as on the tensor cores.
         return Tile(torch.baddbmm(acc, x.float(), y.float()) if x.ndim == 3 else torch.addmm(acc, x.float(), y.float()))

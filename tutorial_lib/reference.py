@@ -176,27 +176,46 @@ def sdpa_error(
     return max_error(own(q if sign == 1 else q * sign, k, v, causal, scale, window, packing=packing, **more), exact)
 
 
-def fp8_attention(q, k, v, scales: tuple, causal: bool, scale: float | None, offset: int = 0) -> torch.Tensor:
+def in_float32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b of any float dtype, in float32."""
+    return a.float() @ b.float()
+
+
+def fp8_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scales: tuple,
+    causal: bool,
+    scale: float | None,
+    offset: int = 0,
+    multiply: tuple[Callable, Callable] = (in_float32, in_float32),
+    rows: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Attention of inputs in e4m3 as hardware has it, in float32 ``[B, Hq, Sq, D]``: what is lost in fp8, and no more.
 
     The weights are rounded to e4m3 for the PV product, and their sums are not. The largest weight of a row is 2^offset.
-    scales: of q, k and v, ``[B, Hkv]`` each.
+    scales: of q, k and v, ``[B, Hkv]`` each. multiply: how the QK and the PV product, of e4m3 matrices, are added up.
+    rows: compute these queries only, int64.
     """
     import torch
 
     group = q.shape[1] // k.shape[1]
     used = q.shape[-1] ** -0.5 if scale is None else scale
-    out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=torch.float32, device=q.device)
+    rows = torch.arange(q.shape[2], device=q.device) if rows is None else rows
+    keys, pieces = torch.arange(k.shape[2], device=q.device), rows.split(max(1, SCORE_BYTES // (8 * k.shape[2])))
+    out = torch.empty(*q.shape[:2], len(rows), v.shape[-1], dtype=torch.float32, device=q.device)
     for b, h in product(range(q.shape[0]), range(q.shape[1])):
-        kv_head = h // group
+        kv_head, made = h // group, []
         of_query, of_key, of_value = (x[b, kv_head] for x in scales)
-        scores = q[b, h].float() @ k[b, kv_head].float().T * (used * of_query * of_key)
-        if causal:
-            rows = visible(q.shape[2], k.shape[2], q.shape[2], q.device)
-            scores.masked_fill_(~rows, float("-inf"))
-        weights = torch.exp(scores - scores.amax(-1, keepdim=True)) * 2.0**offset
-        total = weights.to(q.dtype).float() @ v[b, kv_head].float()
-        out[b, h] = total * (of_value / weights.sum(-1, keepdim=True))
+        for its in pieces:
+            scores = multiply[0](q[b, h, its], k[b, kv_head].T) * (used * of_query * of_key)
+            if causal:
+                scores.masked_fill_(keys > its[:, None], float("-inf"))
+            weights = torch.exp(scores - scores.amax(-1, keepdim=True)) * 2.0**offset
+            total = multiply[1](weights.to(q.dtype), v[b, kv_head])
+            made.append(total * (of_value / weights.sum(-1, keepdim=True)))
+        torch.cat(made, out=out[b, h])
     return out
 
 

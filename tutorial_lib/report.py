@@ -126,7 +126,9 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
     traces = traces_in(folder) if folder and run.timed else []
     parts += _evidence(run, figures, {trace.step for trace in traces})
     parts += _traces(traces, figures)
-    parts += ["## How it was measured", "", HOW_TIMED if run.timed else HOW_CHECKED, ""]
+    kind = PASSES[run.direction]
+    parts += ["## How it was measured", "", kind.worded(HOW_TIMED if run.timed else HOW_CHECKED), ""]
+    parts += [kind.explained, ""] if kind.explained else []
     if run.ranks > 1:
         parts += [HOW_TOGETHER, ""]
     if any(m.cosine for m in run.everybody):
@@ -291,8 +293,8 @@ HOW_TRACED = (
     "time, too: a wait for something that is there already shows as some hundred clocks."
 )
 HOW_CHECKED = (
-    "The kernels' own source ran on the CPU, operation by operation, and was compared with attention in float64; the "
-    "error of PyTorch's SDPA on the same inputs stands beside it. A step is correct when its error is at most twice "
+    "The kernels' own source ran on the CPU, operation by operation, and was compared with attention in float64; "
+    "SDPA's error on the same inputs stands beside it. A step is correct when its error is at most twice "
     "SDPA's plus one rounding step. Registers, spills and instructions are those of the code that a compiler "
     "made for the architecture named."
 )

@@ -27,6 +27,7 @@ class QuantizedStep(Step):
 
     direction: ClassVar[str] = "fp8"
     takes: ClassVar[tuple[str, ...]] = ("fp8",)
+    differentiable: ClassVar[str] = "step 300 (fp8_dequantized)"
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if not problem.fp8:
@@ -34,6 +35,10 @@ class QuantizedStep(Step):
         if problem.effective_scale <= 0:
             return f"scale must be above 0, got {problem.scale}"
         return super().unsupported(problem, target)
+
+    def sums_in_tensor_cores(self, problem: Problem) -> bool:
+        """Whether the tensor cores add up the PV product of all keys (``tutorial_lib.tensor_cores``)."""
+        return False
 
     def attention(
         self,

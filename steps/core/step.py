@@ -72,6 +72,7 @@ class Step:
     pads_head_dim: ClassVar[bool] = False  # True: others, too, in tiles of the next of head_dims (``in_tiles``)
     takes_long_strides: ClassVar[bool] = True  # False: all must be below 2^31
     runs_on_cpu: ClassVar[bool] = True  # False: without a GPU it compiles, and does not run
+    differentiable: ClassVar[str] = "steps.attention"  # what autograd differentiates, and takes the same inputs
     counted: ClassVar[str] = "fmha"  # a regular expression: kernels of such names have their hardware counters read
     several: ClassVar[bool] = False  # True: it computes on several ranks at once, each with its part of the sequence
     package: ClassVar[str | None] = None  # that its kernel is written in, as ``tutorial_lib.needs`` names it
@@ -255,7 +256,7 @@ class Step:
             if getattr(x, "requires_grad", False):
                 raise ValueError(
                     f"{name} must require no gradients, as a step computes one pass alone, got a tensor that does: "
-                    f"take steps.attention, which is differentiable, or call it under torch.no_grad()"
+                    f"take {self.differentiable}, which is differentiable, or call it under torch.no_grad()"
                 )
 
     def refuse(self, problem: Problem, target: str) -> None:

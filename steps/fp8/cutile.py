@@ -33,6 +33,9 @@ class Fp8CuTileStep(QuantizedStep, CuTileStep):
     elsewhere: ClassVar[str] = f"made of products in fp8, which cuTile has for {', '.join(architectures)}, not for {{}}"
     head_dims: ClassVar[tuple[int, ...]] = (64, 128, 256)  # tileiras 13.5 spills 376 bytes in tiles of 32 columns
 
+    def sums_in_tensor_cores(self, problem: Problem) -> bool:
+        return self.for_problem(problem).fast_acc
+
     def variant(self, problem: Problem, arch: str) -> Variant:
         fast_acc = self.for_problem(problem).fast_acc
         return dataclasses.replace(super().variant(problem, arch), quantized=True, fast_acc=fast_acc)

@@ -84,6 +84,9 @@ class QuantizedPeer(_Elsewhere, TorchQuantized):
 
     backend: ClassVar[str] = "peer"
 
+    def sums_in_tensor_cores(self, problem) -> bool:
+        return True
+
 
 @cache
 def _installed(module: str) -> bool:

@@ -76,7 +76,7 @@ def mma(a, b, acc, input_precision=None):
 
 
 def product(a, b, acc):
-    """a @ b + acc, in float32: the tensor cores' own rounding is not simulated."""
+    """a @ b + acc, in float32: the tensor cores' own rounding is not simulated, but for fp8 by wgmma."""
     import torch
 
     a, b = a.float(), b.float()

@@ -25,6 +25,7 @@ from tutorial_lib.simulator.memory import Memory
 from tutorial_lib.simulator.order import Buffer, Clock, join
 from tutorial_lib.simulator.translate import OPERATIONS, operation
 from tutorial_lib.simulator.values import Descriptor, Pending, Tensor, plain
+from tutorial_lib.tensor_cores import product as product_of_fp8
 
 # --- mbarriers ---
 
@@ -405,7 +406,8 @@ def warpgroup_mma(
         before = None
         if use_acc:
             before = acc.result if isinstance(acc, Pending) else acc.data
-        pending.result = product(held if held is not None else a.data, b.data, before)
+        multiply = product_of_fp8 if b.data.itemsize == 1 else product
+        pending.result = multiply(held if held is not None else a.data, b.data, before)
         pipe.ended += 1
         me.wake(time)
 

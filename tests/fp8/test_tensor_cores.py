@@ -1,0 +1,128 @@
+"""How Hopper's tensor cores add in fp8, and what is right then, on the CPU. ``tests.gpu.tensor_cores`` asks a GPU."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from steps import get_step
+from steps.core.quantized import TorchQuantized
+from tests.fp8.test_steps import problem
+from tests.gpu.tensor_cores import Rule, by_library, cases, measured, same
+from tutorial_lib import passes, reference
+from tutorial_lib.tensor_cores import FRACTION_BITS, product
+
+HOPPER = Rule(13, "zero", with_sum=True, group=32, normalized=False, kept=13)
+LONG = problem(batch=1, heads=1, seq_len_q=32, seq_len_kv=5003, head_dim=128, causal=False)
+TILE = slice(1024, 1024 + 128)
+
+
+@pytest.mark.parametrize(("what", "given"), list(cases(1)), ids=lambda x: x if isinstance(x, str) else "")
+def test_products_are_those_of_the_rule_and_the_simulator_has_the_same(what, given):
+    expected = HOPPER.add(*given)
+    assert same(by_library(*given), expected).all()
+    assert same(measured(*given), expected).all()
+    others = [replace(HOPPER, **change) for change in ({"fraction_bits": 12}, {"rounded": "down"}, {"with_sum": False})]
+    told = [not same(rule.add(*given), expected).all() for rule in others]
+    assert any(told) or what in ("a sum alone", "normal factors, no sum"), what
+
+
+def test_a_product_of_any_shape():
+    """Rows in pieces, a depth that is no multiple of 32, no sum, views, and NaN, which stays where it is."""
+    a, b = (torch.randn(n, m).mul(100).to(torch.float8_e4m3fn) for n, m in ((300, 77), (90, 77)))
+    c = torch.randn(300, 90) * 1e4
+    padded = [torch.cat([x.float(), torch.zeros(len(x), 19)], 1).to(x.dtype) for x in (a, b)]
+    expected = product(padded[0][:130], padded[1].T, c[:130])
+    assert torch.equal(product(a, b.T, c)[:130], expected)
+    assert torch.equal(product(a, b.T), product(a, b.T, torch.zeros_like(c)))
+    exact = a.double() @ b.double().T + c
+    assert 0 < (product(a, b.T, c) - exact).abs().max() < 3 * 64 * 2.0**-FRACTION_BITS * 448 * 4 * 100
+    c[3, 4] = float("nan")
+    assert product(a, b.T, c).isnan().nonzero().tolist() == [[3, 4]]
+    wide = a.float()
+    wide[5, 6] = float("nan")
+    assert product(wide.to(a.dtype), b.T).isnan().any(1).nonzero().flatten().tolist() == [5]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summed(TorchQuantized):
+    """Attention in fp8 by ``made``."""
+
+    in_tensor_cores: bool = True
+
+    def sums_in_tensor_cores(self, problem):
+        return self.in_tensor_cores
+
+
+def made(broken=lambda weights, v: (weights, v), scale_of_value=None, adds=product, in_tensor_cores=True):
+    """A step that says where its sums are; broken: what becomes of the weights and of V before they are multiplied."""
+
+    def attention(q, k, v, causal, scale, scales, dtype):
+        scales = *scales[:2], scales[2] if scale_of_value is None else scale_of_value
+        return reference.fp8_attention(
+            q, k, v, scales, causal, scale, 8, (product, lambda weights, v: adds(*broken(weights, v)))
+        ).to(dtype)
+
+    return Summed(
+        name="summed",
+        title="",
+        change="",
+        number=None,
+        default_problem=LONG,
+        function=attention,
+        in_tensor_cores=in_tensor_cores,
+    )
+
+
+def without_a_tile(weights, v):
+    v = v.clone()
+    v[TILE] = 0
+    return weights, v
+
+
+def with_a_tile_twice(weights, v):
+    return torch.cat([weights, weights[:, TILE]], 1), torch.cat([v, v[TILE]])
+
+
+@pytest.fixture(scope="module")
+def asked():
+    inputs = passes.QUANTIZED.inputs(LONG, 5)
+    exact = passes.QUANTIZED.reference(LONG, inputs)
+    return inputs, exact, passes.QUANTIZED.yardstick(LONG, inputs, exact)
+
+
+def test_of_a_long_row_the_tensor_cores_lose_more_than_rounding_does_and_that_is_allowed_to_who_says_so(asked):
+    inputs, exact, allowed = asked
+    found = passes.QUANTIZED.check(made(), LONG, inputs, exact, allowed)
+    assert found.correct and found.max_error > 2.5 * allowed[0].in_float32
+    parts = passes.QUANTIZED.error_in_parts(made(), LONG, allowed)
+    assert parts["tensor cores' sums"] > 2 * parts["weights in e4m3"]
+    assert not passes.QUANTIZED.check(made(in_tensor_cores=False), LONG, inputs, exact, allowed).correct
+    assert passes.QUANTIZED.check(made(adds=reference.in_float32), LONG, inputs, exact, allowed).correct
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        made(without_a_tile),
+        made(with_a_tile_twice),
+        made(scale_of_value=torch.ones(1, 1)),
+        made(lambda weights, v: (weights.roll(1, 1), v)),
+    ],
+    ids=["a tile is forgotten", "a tile counts twice", "a scale is forgotten", "keys moved"],
+)
+def test_what_is_wrong_in_a_long_row_is_found(asked, wrong):
+    assert not passes.QUANTIZED.check(wrong, LONG, *asked).correct
+
+
+def test_a_kernel_that_says_so_is_right_in_a_long_row():
+    shape = replace(LONG, seq_len_q=16, seq_len_kv=3000)
+    inputs = passes.QUANTIZED.inputs(shape, 6)
+    exact = passes.QUANTIZED.reference(shape, inputs)
+    [allowed] = passes.QUANTIZED.yardstick(shape, inputs, exact)
+    errors = {}
+    for name in ("p_offset", "two_level_accumulation"):
+        found = passes.QUANTIZED.check(get_step(name), shape, inputs, exact, (allowed,))
+        assert found.correct, found.explain()
+        errors[name] = found.max_error
+    assert errors["p_offset"] > 1.5 * errors["two_level_accumulation"]
