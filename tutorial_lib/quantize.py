@@ -34,6 +34,12 @@ def dequantize(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None =
     return (x.to(wide) * by_head(scale, x)).to(dtype or torch.float32)
 
 
+def dequantized(tensors: tuple, scales: tuple, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Tensors ``[B, H, S, D]`` in ``dtype``, of which the last, as many as there are scales, are in e4m3."""
+    plain = len(tensors) - len(scales)
+    return *(x.to(dtype) for x in tensors[:plain]), *(dequantize(x, s, dtype) for x, s in zip(tensors[plain:], scales))
+
+
 def by_head(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """A scale ``[B, kv_heads]`` for every head of x ``[B, H, S, D]``: ``[B, H, 1, 1]``."""
     return scale.repeat_interleave(x.shape[1] // scale.shape[1], 1)[..., None, None]

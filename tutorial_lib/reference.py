@@ -179,8 +179,8 @@ def sdpa_error(
 def fp8_attention(q, k, v, scales: tuple, causal: bool, scale: float | None, offset: int = 0) -> torch.Tensor:
     """Attention of inputs in e4m3 as hardware has it, in float32 ``[B, Hq, Sq, D]``: what is lost in fp8, and no more.
 
-    The weights are rounded to e4m3 for the PV product, and their sums are not. The largest weight of a row is 2^offset.
-    scales: of q, k and v, ``[B, Hkv]`` each.
+    The weights are rounded to q's dtype for the PV product, and their sums are not. The largest weight of a row is
+    2^offset. scales: of q, k and v, or of k and v where q has 16 bits, ``[B, Hkv]`` each.
     """
     import torch
 
@@ -189,7 +189,7 @@ def fp8_attention(q, k, v, scales: tuple, causal: bool, scale: float | None, off
     out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=torch.float32, device=q.device)
     for b, h in product(range(q.shape[0]), range(q.shape[1])):
         kv_head = h // group
-        of_query, of_key, of_value = (x[b, kv_head] for x in scales)
+        of_query, of_key, of_value = (1, *(x[b, kv_head] for x in scales))[-3:]
         scores = q[b, h].float() @ k[b, kv_head].float().T * (used * of_query * of_key)
         if causal:
             rows = visible(q.shape[2], k.shape[2], q.shape[2], q.device)

@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import ClassVar
 
 import cuda.tile as ct
-from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarConstraint
+from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarConstraint, TupleConstraint
 
 from steps.core.fused import FusedStep, InCuTile, hole
 from steps.core.launch import each_stream, empty_lse
@@ -21,9 +21,9 @@ from steps.cutile.launching import compiled_when_launched, runner
 from steps.cutile.skeleton import array, power_of_two
 from steps.cutile.variant import Latency
 from steps.everyday.decode_kernel import make_decode, make_merge
-from steps.everyday.variant import DecodeVariant
+from steps.everyday.variant import NUMBERS, DecodeVariant
 from tutorial_lib.architectures import REFERENCE_GPUS
-from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, positive
+from tutorial_lib.problem import Problem, positive
 
 KEY_BYTES = 16 * 2**10  # of a tile of keys: with a ring of them for K and V each, two blocks share an SM
 MOST_KEYS = 128
@@ -102,7 +102,7 @@ class DecodeStep(InCuTile, FusedStep):
 
     def key(self, problem: Problem) -> int:
         """Keys of a tile."""
-        return self.tile_key or min(MOST_KEYS, KEY_BYTES // (BYTES_PER_ELEMENT * self.in_tiles(problem).head_dim))
+        return self.tile_key or min(MOST_KEYS, KEY_BYTES // (problem.kv_bytes * self.in_tiles(problem).head_dim))
 
     def variant(self, problem: Problem, arch: str) -> DecodeVariant:
         """The constants that ``problem`` is compiled with on ``arch``."""
@@ -125,6 +125,7 @@ class DecodeStep(InCuTile, FusedStep):
             ragged=problem.page_size is not None or problem.seq_len_kv % key != 0,
             page_size=problem.page_size,
             causal=problem.causal and problem.seq_len_q > 1,
+            quantized=problem.kv_dtype is not None,
         )
 
     def groups(self, problem: Problem) -> int:
@@ -169,10 +170,14 @@ class DecodeStep(InCuTile, FusedStep):
         return _decode(self.variant(problem, arch)), {}
 
     def make_ready(self, problem, q, k, v, out, return_lse=False):
-        step = self.on_so_many(problem, processors(q.device))
-        variant = step.variant(problem, target_of(q.device))
-        function = _decode(dataclasses.replace(variant, lse=return_lse and not step.merges_apart))
+        step, function = self.decided(problem, q.device, return_lse)
         return step.make_kernel_ready(function, problem, q, k, v, out, return_lse)
+
+    def decided(self, problem: Problem, device, return_lse: bool) -> tuple[DecodeStep, Callable]:
+        """This step as it is on a device, and the function of its kernel that goes through the keys."""
+        step = self.on_so_many(problem, processors(device))
+        variant = step.variant(problem, target_of(device))
+        return step, _decode(dataclasses.replace(variant, lse=return_lse and not step.merges_apart))
 
     def make_kernel_ready(self, function: Callable, problem: Problem, q, k, v, out, return_lse: bool = False):
         """As ``make_ready``, for a function of the kernel that goes through the keys that is given."""
@@ -184,7 +189,10 @@ class DecodeStep(InCuTile, FusedStep):
         return launch
 
     def runner(self, function: Callable, problem: Problem, device, return_lse: bool = False) -> Callable:
-        """``run(q, sources, out)``: both kernels, where there are two. sources: what the first reads beside Q."""
+        """``run(q, sources, out, *scales)``: both kernels, where there are two. sources: what the first reads beside Q.
+
+        scales: of keys and values, where these are in fp8.
+        """
         import torch
 
         variant = self.variant(problem, target_of(device))
@@ -200,7 +208,7 @@ class DecodeStep(InCuTile, FusedStep):
             blocks = (problem.seq_len_q, problem.heads, problem.batch)
             merge = runner(blocks, _merging(variant, splits, return_lse), MERGING, device)
 
-        def run(q, sources, out):
+        def run(q, sources, out, *scales):
             o = torch.empty(q.shape, dtype=q.dtype, device=device) if out is None else out
             lse = empty_lse(q) if return_lse else None
             rows_of_groups = (q if sign == 1 else q * sign).unflatten(1, groups)
@@ -208,13 +216,14 @@ class DecodeStep(InCuTile, FusedStep):
             if return_lse:
                 written = written, lse.unflatten(1, groups)
             partials = (empty((*kept, variant.head_dim)), empty(kept)) if self.split else ()
+            factor = (scale, *scales) if scales else scale
             if self.merges_apart:
-                decode(rows_of_groups, *sources, *partials, scale)
+                decode(rows_of_groups, *sources, *partials, factor)
                 merge(*partials, written)
             elif self.split:
-                decode(rows_of_groups, *sources, *partials, arrived(), written, scale)
+                decode(rows_of_groups, *sources, *partials, arrived(), written, factor)
             else:
-                decode(rows_of_groups, *sources, written, scale)
+                decode(rows_of_groups, *sources, written, factor)
             return (o, lse) if return_lse else o
 
         return run
@@ -267,8 +276,12 @@ class DecodeStep(InCuTile, FusedStep):
             written.append(array((problem.batch * self.groups(problem),), ct.int32))
         if not self.merges_apart:
             written.append(outputs(problem))
-        parameters = [outputs(problem), *self.sources(problem), *written, ScalarConstraint(ct.float32)]
-        return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha_decode")
+        scale, convention = ScalarConstraint(ct.float32), CallingConvention.cutile_python_v1()
+        if problem.kv_dtype:
+            scales = (array((problem.batch, problem.kv_heads), ct.float32),) * 2
+            scale, convention = TupleConstraint((scale, *scales)), CallingConvention.cutile_python_v2()
+        parameters = [outputs(problem), *self.sources(problem), *written, scale]
+        return KernelSignature(parameters, convention, symbol="fmha_decode")
 
     def partials(self, problem: Problem, splits: int) -> list:
         """The outputs of so many splits, and their log-sum-exp."""
@@ -277,8 +290,7 @@ class DecodeStep(InCuTile, FusedStep):
 
     def sources(self, problem: Problem) -> list:
         """What the kernel reads beside Q."""
-        shape = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)
-        return 2 * [array(shape, getattr(ct, problem.dtype))]
+        return 2 * [keys((problem.batch, problem.kv_heads, problem.seq_len_kv), problem)]
 
 
 def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
@@ -299,6 +311,13 @@ def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
 def at_once(splits: int) -> int:
     """Splits that one iteration of the merging takes."""
     return min(power_of_two(splits), AT_ONCE)
+
+
+def keys(rows: tuple[int, ...], problem: Problem):
+    """K or V as the kernels see them, so many rows of head_dim numbers, in fp8 of words (``steps.everyday.words``)."""
+    if problem.kv_dtype:
+        return array((*rows, problem.head_dim // NUMBERS), ct.int32)
+    return array((*rows, problem.head_dim), getattr(ct, problem.dtype))
 
 
 def outputs(problem: Problem):
