@@ -167,7 +167,7 @@ class DecodeStep(InCuTile, FusedStep):
         return _decode(variant), BlockShape(variant.tile, warps=self.warps, occupancy=occupancy)
 
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
-        return _decode(self.variant(problem, arch)), {}
+        return _decode(self.configured(problem, arch).variant(problem, arch)), {}
 
     def make_ready(self, problem, q, k, v, out, return_lse=False):
         step, function = self.decided(problem, q.device, return_lse)
@@ -231,8 +231,7 @@ class DecodeStep(InCuTile, FusedStep):
     def compile(self, problem, arch="sm_90"):
         """The kernel that goes through the keys; the one that merges is among its other kernels."""
         self.refuse(problem, arch)
-        step = self.configured(problem, arch)
-        return step.compile_kernel(step.entry(problem, arch)[0], problem, arch)
+        return self.configured(problem, arch).compile_kernel(self.entry(problem, arch)[0], problem, arch)
 
     def compile_kernel(self, function: Callable, problem: Problem, arch: str):
         """As ``compile``, for a function of that kernel that is given."""

@@ -22,6 +22,7 @@ class QuantizedDecodeStep(QuantizedStep, DecodeStep):
 
     takes: ClassVar[tuple[str, ...]] = ("kv_dtype",)
     architectures: ClassVar[tuple[str, ...]] = Fp8CuTileStep.architectures
+    elsewhere: ClassVar[str] = f"made of numbers in fp8, which cuTile has for {', '.join(architectures)}, not for {{}}"
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if problem.fp8:
