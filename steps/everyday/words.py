@@ -30,8 +30,8 @@ def in_lanes(x, rows, variant):
     return ct.reshape(ct.permute(x, (0, 1, 3, 2, 4)), (rows, variant.head_dim))
 
 
-def begin(q, scale, batch, kv_head, variant):
-    """Q [row, head_dim] in float16 and in the order of ``keys``, what its scores [row, 1], and outputs, are scaled by.
+def prepare_queries(q, scale, batch, kv_head, variant):
+    """Q [row, head_dim] in float16 and in the order of ``keys_of``, what its scores [row, 1], and outputs, are scaled by.
 
     scale: that of the softmax, and the scales [batch, kv_heads] of K and V. A row of Q is divided by a power of two,
     next to its largest number, so that none is too large for float16.
@@ -45,18 +45,18 @@ def begin(q, scale, batch, kv_head, variant):
     return q, scale, ct.load(value_scale, (batch, kv_head), ())
 
 
-def keys(words, variant):
+def keys_of(words, variant):
     """Keys [head_dim, key] of words [key, word]."""
     return ct.permute(in_lanes(numbers(words), variant.tile.key, variant), (1, 0))
 
 
-def values(words, variant):
+def values_of(words, variant):
     """Values [key, column] of words [key, word]. A lane's columns, which are ``AT_ONCE`` apart, are neighbours here."""
     v = ct.reshape(numbers(words), (variant.tile.key, AT_ONCE, variant.head_dim // AT_ONCE))
     return ct.reshape(ct.permute(v, (0, 2, 1)), (variant.tile.key, variant.head_dim))
 
 
-def end(accumulator, value_scale, variant):
-    """The output [row, head_dim] of sums that have the columns of ``values``."""
+def restore_output(accumulator, value_scale, variant):
+    """The output [row, head_dim] of sums that have the columns of ``values_of``."""
     o = ct.reshape(accumulator, (variant.tile.query, variant.head_dim // AT_ONCE, AT_ONCE))
     return ct.reshape(ct.permute(o, (0, 2, 1)), (variant.tile.query, variant.head_dim)) * value_scale
