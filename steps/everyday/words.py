@@ -31,7 +31,7 @@ def in_lanes(x, rows, variant):
 
 
 def prepare_queries(q, scale, batch, kv_head, variant):
-    """Q [row, head_dim] in float16 and in the order of ``keys_of``, what its scores [row, 1], and outputs, are scaled by.
+    """Q [row, head_dim] in float16, in the order of ``keys_of``; what multiplies its scores [row, 1], and its outputs.
 
     scale: that of the softmax, and the scales [batch, kv_heads] of K and V. A row of Q is divided by a power of two,
     next to its largest number, so that none is too large for float16.
