@@ -85,6 +85,8 @@ def make_parser() -> argparse.ArgumentParser:
     problem.add_argument("--head-dim", nargs="+", default=[128], help="head dimension, one or several (128)", **number)
     dtypes = f"one or several (float16); {FP8}, alone, measures the steps for inputs in fp8"
     problem.add_argument("--dtype", nargs="+", default=["float16"], choices=tuple(SHORT_DTYPES), help=dtypes)
+    keys = f"{FP8}: keys and values in that, with queries in --dtype, for decoding"
+    problem.add_argument("--kv-dtype", choices=(FP8,), help=keys)
     mask = "causal mask (on, but for --seq-len-q without --page-size)"
     problem.add_argument("--causal", action=argparse.BooleanOptionalAction, help=mask)
     window = "sliding window: a query sees itself and the N - 1 keys before it"
@@ -283,9 +285,10 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
         raise BadRequest(f"argument --head-dim: must be one of {known} ({PADDING}), got {unknown[0]}")
 
     masks = [name for name in ("window", "softcap", "lengths") if getattr(options, name)]
-    if FP8 in options.dtype and options.parallel is not None:
-        raise BadRequest(f"argument --dtype: {FP8} is for one GPU; no step over several takes it")
-    if FP8 in options.dtype and (masks or options.sinks):
+    fp8 = "dtype" if FP8 in options.dtype else "kv-dtype" if options.kv_dtype else None
+    if fp8 and options.parallel is not None:
+        raise BadRequest(f"argument --{fp8}: {FP8} is for one GPU; no step over several takes it")
+    if fp8 and (masks or options.sinks):
         raise BadRequest(f"argument --{[*masks, 'sinks'][0]}: no step for inputs in {FP8} takes it")
     if options.sinks and options.parallel is not None:
         raise BadRequest("argument --sinks: is for one GPU; no step over several takes them")
@@ -314,6 +317,7 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
             "kv_heads": options.kv_heads,
             "head_dim": head_dim,
             "dtype": dtype,
+            "kv_dtype": options.kv_dtype,
             "causal": causal,
             "page_size": options.page_size,
             "window": options.window,
@@ -338,8 +342,8 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
 
 
 OF_ONE_PROBLEM = (
-    *("seq_len", "seq_len_kv", "seq_len_q", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal"),
-    *("window", "softcap", "lengths", "page_size", "sinks"),
+    *("seq_len", "seq_len_kv", "seq_len_q", "batch", "heads", "kv_heads", "head_dim", "dtype", "kv_dtype"),
+    *("causal", "window", "softcap", "lengths", "page_size", "sinks"),
 )
 
 
@@ -353,6 +357,10 @@ def direction_of(options: argparse.Namespace) -> str:
             raise BadRequest(
                 f"argument --dtype: {FP8} goes alone, for attention on one GPU, without pages or gradients"
             )
+        return "fp8"
+    if options.kv_dtype:
+        if options.direction == "backward" or pages:
+            raise BadRequest("argument --kv-dtype: is for attention on one GPU, without pages or gradients")
         return "fp8"
     if pages and options.direction == "backward":
         raise BadRequest(f"argument --{'grid' if options.grid else 'page-size'}: goes without --direction backward")

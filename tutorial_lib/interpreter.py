@@ -503,6 +503,7 @@ OPERATIONS = {
     "Tile.item": lambda x: Tile(x.tensor.reshape(())),
     "astype": _astype,
     "bitcast": lambda x, /, dtype: Tile(x.tensor.view(_torch_dtype(dtype))),
+    "pack_to_bytes": lambda x, /: Tile(x.tensor.contiguous().view(torch.uint8).flatten()),
     "assume_divisible_by": lambda x, divisor: x,
     # matrix products and reductions
     "mma": _mma,

@@ -399,6 +399,8 @@ OTHER_ORDER = 1 / 4  # of what the tensor cores' sums change, as much may depend
 class Quantized(Forward):
     """q, k and v in e4m3, and their scales, float32 ``[batch, kv_heads]`` -> o, as q in bfloat16.
 
+    With ``kv_dtype`` q has 16 bits and no scale, o has its dtype, and sums are in float32.
+
     The reference is of the quantised inputs: what quantising loses is not a kernel's. A kernel may have twice the error
     of ``reference.fp8_attention``, which rounds the weights as hardware does, and adds as the kernel adds. The tensor
     cores add up the QK product, and where the step ``sums_in_tensor_cores`` the PV product, too.
@@ -421,32 +423,36 @@ class Quantized(Forward):
     )
 
     def inputs(self, problem, seed, device="cpu"):
-        """Those of the forward pass in bfloat16, quantised with a scale for each sequence and kv head."""
-        tensors = super().inputs(replace(problem, dtype="bfloat16"), seed, device)
+        """Those of the forward pass in 16 bits, quantised with a scale for each sequence and kv head."""
+        dtype = "bfloat16" if problem.fp8 else problem.dtype
+        tensors = super().inputs(replace(problem, dtype=dtype, kv_dtype=None), seed, device)
+        plain, tensors = ((), tensors) if problem.fp8 else (tensors[:1], tensors[1:])
         scales = tuple(quantize.scale_of_heads(x, problem.kv_heads) for x in tensors)
-        return *map(quantize.quantize, tensors, scales), *scales
+        return *plain, *map(quantize.quantize, tensors, scales), *scales
 
     @staticmethod
     def scales(inputs: Tensors) -> dict:
         """The scales, by the names of their arguments."""
-        return dict(zip(("q_scale", "k_scale", "v_scale"), inputs[3:], strict=True))
+        return dict(zip(("q_scale", "k_scale", "v_scale")[6 - len(inputs) :], inputs[3:], strict=True))
 
     def poisoned(self, inputs):
         import torch
 
-        return (torch.full(inputs[0].shape, float("nan"), dtype=torch.bfloat16, device=inputs[0].device),)
+        q = inputs[0]
+        dtype = q.dtype if q.element_size() == BYTES_PER_ELEMENT else torch.bfloat16
+        return (torch.full(q.shape, float("nan"), dtype=dtype, device=q.device),)
 
     def call(self, step, problem, inputs, outputs=None):
         out, how = outputs[0] if outputs else None, {"causal": problem.causal, "scale": problem.scale}
         return (step.attention(*inputs[:3], **how, out=out, **self.scales(inputs)),)
 
     def make_ready(self, step, problem, inputs, outputs):
-        step.ready(*inputs, causal=problem.causal, scale=problem.scale, out=outputs[0])
+        step.ready(*inputs[:3], inputs[3:], causal=problem.causal, scale=problem.scale, out=outputs[0])
 
     def reference(self, problem, inputs):
         import torch
 
-        exact = (quantize.dequantize(x, scale, torch.float64) for x, scale in zip(inputs[:3], inputs[3:]))
+        exact = quantize.dequantized(inputs[:3], inputs[3:], torch.float64)
         return (reference.attention_float64(*exact, problem.causal, problem.scale),)
 
     def yardstick(self, problem, inputs, exact):
@@ -455,9 +461,10 @@ class Quantized(Forward):
 
         asked = *inputs[:3], inputs[3:], problem.causal, problem.scale
         rows = torch.linspace(0, problem.seq_len_q - 1, min(ROWS, problem.seq_len_q), device=inputs[0].device).long()
+        in_tensor_cores = tensor_cores.product if problem.fp8 else reference.in_float32  # which products of 16 bits are
         found = [
-            reference.fp8_attention(*asked, multiply=(tensor_cores.product, of_values), rows=rows)
-            for of_values in (reference.in_float32, tensor_cores.product)
+            reference.fp8_attention(*asked, multiply=(in_tensor_cores, of_values), rows=rows)
+            for of_values in (reference.in_float32, in_tensor_cores)
         ]
         everywhere = accuracy.max_error(reference.fp8_attention(*asked), exact[0])
         errors = [max(everywhere, accuracy.max_error(its, exact[0][:, :, rows])) for its in found]
@@ -477,17 +484,18 @@ class Quantized(Forward):
         return found if near.correct or strict.correct else near
 
     def error_in_parts(self, step, problem, allowed):
+        if not problem.fp8:
+            return {}
         [own] = allowed
         added = own.added.abs().max().item() if step.sums_in_tensor_cores(problem) else 0.0
         return {"weights in e4m3": own.in_float32, "tensor cores' sums": added}
 
     @staticmethod
     def _bytes(problem: Problem, keys: int) -> int:
-        queries = problem.batch * problem.heads * problem.seq_len_q * problem.head_dim
-        scales = 3 * 4 * problem.batch * problem.kv_heads
-        return (
-            queries * (1 + BYTES_PER_ELEMENT) + 2 * problem.batch * problem.kv_heads * keys * problem.head_dim + scales
-        )
+        queries = problem.heads * problem.seq_len_q * problem.head_dim
+        queries *= (1 if problem.fp8 else BYTES_PER_ELEMENT) + BYTES_PER_ELEMENT  # read, and written
+        scales = 4 * (3 if problem.fp8 else 2) * problem.kv_heads
+        return problem.batch * (queries + 2 * problem.kv_heads * keys * problem.head_dim + scales)
 
     def needed_bytes(self, problem, check):
         """As the forward pass; inputs are there in bfloat16 and float32, and for the reference in float64."""

@@ -27,6 +27,7 @@ FEATURES = {
     "sinks": "attention sinks",
     "head_dim_v": "values of another width than keys",
     "fp8": "inputs in fp8",
+    "kv_dtype": "keys and values alone in fp8",
 }
 
 
@@ -56,7 +57,8 @@ class Problem:
     ``head_dim_v``: the width of v and o where that is not ``head_dim``, as in DeepSeek's latent attention (192 for
     queries and keys, 128 for values; https://arxiv.org/abs/2405.04434).
 
-    ``dtype`` "float8_e4m3fn": what the pass "fp8" of ``tutorial_lib.passes`` computes.
+    ``dtype`` "float8_e4m3fn": what the pass "fp8" of ``tutorial_lib.passes`` computes. So it does of ``kv_dtype``
+    "float8_e4m3fn", where k and v have that dtype, and q and o have ``dtype``, which has 16 bits.
 
     ``page_size``: K and V lie in pages of so many keys, which a table finds: what the pass "paged" of
     ``tutorial_lib.passes`` computes. Sequences then differ in length, ``seq_len_kv`` is that of the longest, and the
@@ -82,6 +84,7 @@ class Problem:
     page_size: int | None = None
     sinks: bool = False
     head_dim_v: int | None = None  # None: as head_dim
+    kv_dtype: str | None = None  # None: as dtype
 
     def __post_init__(self):
         if self.kv_heads is None:
@@ -95,6 +98,10 @@ class Problem:
             raise ValueError(f"kv_heads must divide heads ({self.heads}), got {self.kv_heads}")
         if self.dtype not in SHORT_DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(SHORT_DTYPES)}, got {self.dtype!r}")
+        if self.kv_dtype == self.dtype:
+            object.__setattr__(self, "kv_dtype", None)
+        if self.kv_dtype not in (None, FP8):
+            raise ValueError(f"kv_dtype must be {FP8} where it is not dtype, got {self.kv_dtype!r}")
         object.__setattr__(self, "causal", flag("causal", self.causal))
         for name in ("scale", "softcap"):
             if (value := getattr(self, name)) is not None:
@@ -163,11 +170,12 @@ class Problem:
         causal: bool = False,
         scale: float | None = None,
         dtypes: tuple[str, ...] = DTYPES,
+        kv_dtype: str | None = None,
         **features,
     ) -> Problem:
         """The problem that these inputs pose; raises ValueError naming the argument that does not fit.
 
-        dtypes: that the inputs may have.
+        dtypes: that q may have; kv_dtype: that k and v must have, None: q's.
         features: the fields of that name. Tensors of packed sequences come as ``[1, heads, tokens, head_dim]``.
         """
         import torch
@@ -179,9 +187,10 @@ class Problem:
                 raise ValueError(
                     f"{name} must have 4 dimensions [batch, heads, seq_len, head_dim], got shape {tuple(tensor.shape)}"
                 )
-            if tensor.dtype not in [getattr(torch, dtype) for dtype in dtypes]:
-                raise ValueError(f"{name} must be {' or '.join(dtypes)}, got {tensor.dtype}")
-            if tensor.dtype != q.dtype:
+            known = (kv_dtype,) if kv_dtype and name != "q" else dtypes
+            if tensor.dtype not in [getattr(torch, dtype) for dtype in known]:
+                raise ValueError(f"{name} must be {' or '.join(known)}, got {tensor.dtype}")
+            if kv_dtype is None and tensor.dtype != q.dtype:
                 raise ValueError(f"{name} must have q's dtype ({q.dtype}), got {tensor.dtype}")
             if tensor.device != q.device:
                 raise ValueError(f"{name} must be on q's device ({q.device}), got {tensor.device}")
@@ -203,6 +212,7 @@ class Problem:
             head_dim=head_dim,
             head_dim_v=v.shape[3],
             dtype=str(q.dtype).removeprefix("torch."),
+            kv_dtype=kv_dtype,
             causal=causal,
             scale=scale,
             **features,
@@ -215,8 +225,19 @@ class Problem:
 
     @property
     def fp8(self) -> bool:
-        """Whether inputs are in fp8."""
+        """Whether inputs are in fp8, all of them."""
         return self.dtype == FP8
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of a number in k and v."""
+        return 1 if FP8 in (self.dtype, self.kv_dtype) else BYTES_PER_ELEMENT
+
+    @property
+    def short_dtype(self) -> str:
+        """The dtypes in few letters, such as ``bf16``, or ``bf16 kv=fp8``."""
+        keys = f" kv={SHORT_DTYPES[self.kv_dtype]}" if self.kv_dtype else ""
+        return SHORT_DTYPES[self.dtype] + keys
 
     @property
     def pairs_of_lengths(self) -> tuple[tuple[int, int], ...]:
@@ -297,6 +318,7 @@ class Problem:
             self.page_size or 0,
             self.sinks,
             self.value_dim,
+            self.kv_dtype or "",
         )
         return (*kind, *asked, self.seq_len_q, self.seq_len_kv)
 
@@ -328,7 +350,7 @@ class Problem:
         if self.page_size is not None:
             parts.append(f"pages{self.page_size}")
         width = f"d{self.head_dim}" + (f"v{self.head_dim_v}" if self.head_dim_v else "")
-        parts += [width, SHORT_DTYPES[self.dtype], "causal" if self.causal else "full"]
+        parts += [width, self.short_dtype.replace(" kv=", "_kv"), "causal" if self.causal else "full"]
         if self.window is not None:
             parts.append(f"w{self.window}")
         if self.softcap is not None:
@@ -346,7 +368,7 @@ class Problem:
         batch = f"B={self.batch}" if self.lengths is None else f"{_counted(self.lengths)} packed,"
         pages = "" if self.page_size is None else f" pages of {self.page_size}"
         width = f"D={self.head_dim}" + (f"/{self.head_dim_v}" if self.head_dim_v else "")
-        return f"{batch} {heads} {lengths} {width} {SHORT_DTYPES[self.dtype]} {self.mask}{pages}"
+        return f"{batch} {heads} {lengths} {width} {self.short_dtype} {self.mask}{pages}"
 
     def as_dict(self) -> dict:
         """The fields, as results.json holds them: without those that plain attention does not have."""

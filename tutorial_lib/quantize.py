@@ -4,7 +4,9 @@ e4m3 has 4 bits of exponent and 3 of mantissa: between two powers of two it has 
 The least normal one is 2^-6, and below that numbers are 2^-9 apart (Micikevicius et al. 2022,
 https://arxiv.org/abs/2209.05433). A scale, which is divided by before rounding, brings a tensor's largest number to
 448. It is float32 ``[batch, kv_heads]`` here, as attention kernels take it: of queries, a number for all heads of a
-group.
+group. Scales of blocks of tokens are ``[batch, kv_heads, blocks]``; no kernel here takes them.
+
+``rotate`` spreads outliers over head_dim in front of that. Q K^T does not change where Q and K are rotated alike.
 """
 
 from __future__ import annotations
@@ -17,10 +19,14 @@ if TYPE_CHECKING:
     import torch
 
 LARGEST = 448.0  # of e4m3
+BLOCK = 64  # tokens that share a scale, where scales are of blocks
 
 
 def quantize(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """x ``[B, H, S, D]`` divided by its scale ``[B, kv_heads]``, in e4m3; what is larger than 448 becomes 448."""
+    """x ``[B, H, S, D]`` divided by its scale ``[B, kv_heads]``, or those of its blocks, in e4m3.
+
+    What is larger than 448 becomes 448.
+    """
     import torch
 
     return (x.float() / by_head(scale, x)).clamp(-LARGEST, LARGEST).to(getattr(torch, FP8))
@@ -34,9 +40,18 @@ def dequantize(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None =
     return (x.to(wide) * by_head(scale, x)).to(dtype or torch.float32)
 
 
+def dequantized(tensors: tuple, scales: tuple, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Tensors ``[B, H, S, D]`` in ``dtype``, of which the last, as many as there are scales, are in e4m3."""
+    plain = len(tensors) - len(scales)
+    return *(x.to(dtype) for x in tensors[:plain]), *(dequantize(x, s, dtype) for x, s in zip(tensors[plain:], scales))
+
+
 def by_head(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A scale ``[B, kv_heads]`` for every head of x ``[B, H, S, D]``: ``[B, H, 1, 1]``."""
-    return scale.repeat_interleave(x.shape[1] // scale.shape[1], 1)[..., None, None]
+    """A scale ``[B, kv_heads]`` for every head of x ``[B, H, S, D]``: ``[B, H, 1, 1]``; of blocks ``[B, H, S, 1]``."""
+    scale = scale.repeat_interleave(x.shape[1] // scale.shape[1], 1)
+    if scale.ndim == 3:
+        scale = scale.repeat_interleave(BLOCK, 2)[:, :, : x.shape[2]]
+    return scale[..., None] if scale.ndim == 3 else scale[..., None, None]
 
 
 def scale_of_tensor(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
@@ -47,6 +62,33 @@ def scale_of_tensor(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
 def scale_of_heads(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
     """A scale for each sequence and kv head of x ``[B, H, S, D]``, ``[B, kv_heads]``; 1 where x is zero."""
     return _of_largest(x.abs().amax((2, 3)).float().view(x.shape[0], kv_heads, -1).amax(2))
+
+
+def scale_of_blocks(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """A scale for every ``BLOCK`` tokens of each kv head of x ``[B, H, S, D]``, ``[B, kv_heads, ceil(S / BLOCK)]``."""
+    from torch.nn.functional import pad
+
+    rows = x.abs().amax(3).float().view(x.shape[0], kv_heads, -1, x.shape[2]).amax(2)
+    return _of_largest(pad(rows, (0, -x.shape[2] % BLOCK)).unflatten(2, (-1, BLOCK)).amax(3))
+
+
+def rotate(x: torch.Tensor) -> torch.Tensor:
+    """x ``[..., D]`` times the Hadamard matrix of D rows, over the root of D: float32, of float64 float64.
+
+    Every number becomes a sum of all D, each with a sign, so that an outlier spreads over the row. The matrix is
+    orthogonal: products of rows do not change (Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456). Raises
+    ValueError where D is no power of two.
+    """
+    import torch
+
+    width = x.shape[-1]
+    if width & (width - 1):
+        raise ValueError(f"x must have rows of a power of two, got {width}")
+    x = x if x.dtype == torch.float64 else x.float()
+    for n in range(width.bit_length() - 1):
+        a, b = x.unflatten(-1, (-1, 2, 1 << n)).unbind(-2)
+        x = torch.stack((a + b, a - b), -2).flatten(-3)
+    return x / width**0.5
 
 
 def _of_largest(largest: torch.Tensor) -> torch.Tensor:

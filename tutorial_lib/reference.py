@@ -194,9 +194,9 @@ def fp8_attention(
 ) -> torch.Tensor:
     """Attention of inputs in e4m3 as hardware has it, in float32 ``[B, Hq, Sq, D]``: what is lost in fp8, and no more.
 
-    The weights are rounded to e4m3 for the PV product, and their sums are not. The largest weight of a row is 2^offset.
-    scales: of q, k and v, ``[B, Hkv]`` each. multiply: how the QK and the PV product, of e4m3 matrices, are added up.
-    rows: compute these queries only, int64.
+    The weights are rounded to q's dtype for the PV product, and their sums are not. The largest weight of a row is
+    2^offset. scales: of q, k and v, or of k and v where q has 16 bits, ``[B, Hkv]`` each. multiply: how the QK and the
+    PV product are added up. rows: compute these queries only, int64.
     """
     import torch
 
@@ -207,7 +207,7 @@ def fp8_attention(
     out = torch.empty(*q.shape[:2], len(rows), v.shape[-1], dtype=torch.float32, device=q.device)
     for b, h in product(range(q.shape[0]), range(q.shape[1])):
         kv_head, made = h // group, []
-        of_query, of_key, of_value = (x[b, kv_head] for x in scales)
+        of_query, of_key, of_value = (1, *(x[b, kv_head] for x in scales))[-3:]
         for its in pieces:
             scores = multiply[0](q[b, h, its], k[b, kv_head].T) * (used * of_query * of_key)
             if causal:

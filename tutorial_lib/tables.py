@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tutorial_lib import timing
 from tutorial_lib.passes import PASSES
-from tutorial_lib.problem import SHORT_DTYPES, Problem
+from tutorial_lib.problem import Problem
 from tutorial_lib.records import BASELINE, FRONT_DOOR, Physics, Survey, Sweep, Swept, Trace, Training
 from tutorial_lib.results import Measurement, Run, Speedup
 
@@ -646,7 +646,7 @@ def _table_of(rows: list[tuple[Problem, dict[Lengths, str]]]) -> str:
 def _shape(problem: Problem) -> list[str]:
     counts = problem.batch, problem.heads, problem.kv_heads, problem.head_dim
     packed = f", packed: {packed_lengths(problem)}" if problem.lengths else ""
-    return [*map(str, counts), SHORT_DTYPES[problem.dtype], f"{problem.mask}{packed}"]
+    return [*map(str, counts), problem.short_dtype, f"{problem.mask}{packed}"]
 
 
 def packed_lengths(problem: Problem) -> str:

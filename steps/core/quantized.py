@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from steps.core.launch import Launch
 from steps.core.step import Step
 from steps.core.tensors import check_out, check_strides, kind, plain, tell_autograd
-from tutorial_lib.problem import FP8, Problem, flag, number
+from tutorial_lib.problem import DTYPES, FP8, Problem, flag, number
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ SCALES = ("q_scale", "k_scale", "v_scale")
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedStep(Step):
-    """One way to compute attention of inputs in fp8.
+    """One way to compute attention of inputs in fp8, or of keys and values alone in fp8, as it ``takes``.
 
     ``make_ready`` gets q, k, v and their scales at once.
     """
@@ -30,7 +30,7 @@ class QuantizedStep(Step):
     differentiable: ClassVar[str] = "step 300 (fp8_dequantized)"
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
-        if not problem.fp8:
+        if not {"fp8", "kv_dtype"} & {*problem.features}:
             return f"takes inputs in {FP8}, not in {problem.dtype}"
         if problem.effective_scale <= 0:
             return f"scale must be above 0, got {problem.scale}"
@@ -62,37 +62,44 @@ class QuantizedStep(Step):
         head; that of q is for all query heads of a group; None: 1. Nobody checks what they hold, as they are on the
         GPU. ``causal``, ``scale``, which must be above 0, and ``return_lse`` are as in ``Step.attention``. Returns o
         ``[B, Hq, Sq, D]`` in ``out_dtype``, float16 or bfloat16 (None: out's dtype, or bfloat16), written to ``out``
-        when that is given.
+        when that is given. Where a step takes keys and values alone in fp8, q is float16 or bfloat16; it has no scale,
+        and o has its dtype.
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
         import torch
 
         q, k, v = plain(q=q, k=k, v=v)
-        given = [q_scale, k_scale, v_scale]
-        if isinstance(k, torch.Tensor) and k.ndim == 4:
-            given = [torch.ones(k.shape[:2], device=k.device) if x is None else x for x in given]
-        scales = dict(zip(SCALES, given))
+        scales = dict(zip(SCALES, (q_scale, k_scale, v_scale)))
+        if getattr(q, "dtype", None) in (torch.float16, torch.bfloat16) and scales.pop("q_scale") is not None:
+            raise ValueError(f"q_scale must be None for q in {q.dtype}, which has no scale, got one")
+        if any(x is None for x in scales.values()) and isinstance(k, torch.Tensor) and k.ndim == 4:
+            one = torch.ones(k.shape[:2], device=k.device)
+            scales = {name: one if x is None else x for name, x in scales.items()}
         self._refuse_derivatives(q=q, k=k, v=v, out=out, **scales)
-        tensors = (q, k, v, *plain(**scales))
-        made = self.ready(*tensors, causal, scale, out, return_lse, out_dtype)(*tensors, out)
+        scales = tuple(plain(**scales))
+        made = self.ready(q, k, v, scales, causal, scale, out, return_lse, out_dtype)(q, k, v, *scales, out)
         if out is not None:
             tell_autograd(out)
         return made
 
     def ready(
-        self, q, k, v, q_scale, k_scale, v_scale, causal=False, scale=None, out=None, return_lse=False, out_dtype=None
+        self, q, k, v, scales: tuple, causal=False, scale=None, out=None, return_lse=False, out_dtype=None
     ) -> Launch:
-        """``launch(q, k, v, q_scale, k_scale, v_scale, out)`` for calls of this kind, made ready at the first."""
+        """``launch(q, k, v, *scales, out)`` for calls of this kind, made ready at the first. scales: of q, k and v, or
+        of k and v where q has 16 bits.
+        """
         import torch
 
         causal, return_lse = flag("causal", causal), flag("return_lse", return_lse)
         scale = None if scale is None else number("scale", scale)
-        dtype = getattr(out, "dtype", torch.bfloat16) if out_dtype is None else out_dtype
-        if dtype not in (torch.float16, torch.bfloat16):
+        halves = (torch.float16, torch.bfloat16)
+        known = (q.dtype,) if getattr(q, "dtype", None) in halves else halves
+        dtype = getattr(out, "dtype", known[-1]) if out_dtype is None else out_dtype
+        if dtype not in known:
             name = "out's dtype" if out_dtype is None else "out_dtype"
-            raise ValueError(f"{name} must be torch.float16 or torch.bfloat16, got {dtype}")
-        tensors = (q, k, v, q_scale, k_scale, v_scale)
+            raise ValueError(f"{name} must be {' or '.join(map(str, known))}, got {dtype}")
+        tensors = (q, k, v, *scales)
         try:
             what = (*map(kind, tensors), causal, scale, return_lse, dtype, None if out is None else kind(out))
         except (AttributeError, TypeError, RuntimeError):  # no tensors: told below
@@ -100,9 +107,9 @@ class QuantizedStep(Step):
         return self.launches.find(what) or self._quantized_ready(what, tensors, causal, scale, out, return_lse, dtype)
 
     def _quantized_ready(self, what, tensors: tuple, causal, scale, out, return_lse: bool, dtype) -> Launch:
-        problem = Problem.of(*tensors[:3], causal, scale, dtypes=(FP8,))
-        q = tensors[0]
-        for name, x in zip(SCALES, tensors[3:]):
+        problem = Problem.of(*tensors[:3], causal, scale, dtypes=(FP8, *DTYPES), kv_dtype=FP8)
+        q, scales = tensors[0], tensors[3:]
+        for name, x in zip(SCALES[-len(scales) :], scales):
             check_scale(name, x, (problem.batch, problem.kv_heads), q.device)
         if out is not None:
             check_out("out", out, q.new_empty(1, dtype=dtype).expand(q.shape), problem.value_dim)
@@ -112,7 +119,7 @@ class QuantizedStep(Step):
         return self.kept(what, problem, q.device, make)
 
     def make_ready(self, problem: Problem, tensors: tuple, out, dtype: torch.dtype, return_lse: bool = False) -> Launch:
-        """``launch(q, k, v, q_scale, k_scale, v_scale, out)`` for tensors of the kind of these; returns o.
+        """``launch(q, k, v, *scales, out)`` for tensors of the kind of these; returns o.
 
         That is out or, where it is None, a new tensor in dtype; with return_lse (o, lse).
         """
@@ -126,14 +133,16 @@ class TorchQuantized(QuantizedStep):
     function: Callable
 
     backend: ClassVar[str] = "torch"
+    takes: ClassVar[tuple[str, ...]] = ("fp8", "kv_dtype")
 
     def make_ready(self, problem, tensors, out, dtype, return_lse=False):
         if return_lse:
             raise ValueError(f"return_lse must be False for step {self.label}, which has no log-sum-exp, got True")
         function, causal, scale = self.function, problem.causal, problem.effective_scale
 
-        def launch(q, k, v, q_scale, k_scale, v_scale, out):
-            o = function(q, k, v, causal, scale, (q_scale, k_scale, v_scale), dtype)
+        def launch(q, k, v, *more):
+            *scales, out = more
+            o = function(q, k, v, causal, scale, scales, dtype)
             return o if out is None else out.copy_(o)
 
         return launch

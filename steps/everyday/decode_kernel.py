@@ -17,6 +17,7 @@ import cuda.tile as ct
 
 from steps.cutile.kernel import LEAST, LN2
 from steps.cutile.step003_exp2 import INVERSE_LN2
+from steps.everyday import words
 
 
 def position(Q, variant):
@@ -64,10 +65,17 @@ def seen_by_all(length, variant):
 def attend(q, K, V, batch, kv_head, first, end, length, scale, variant):
     """Maxima, sums and output, not yet normalised, of the rows q over the tiles [first, end) of keys."""
     row_max, row_sum, accumulator = begin(variant)
+    if variant.quantized:
+        q, scale, value_scale = words.prepare_queries(q, scale, batch, kv_head, variant)
     for j in range(first, end):
-        k = variant.load_key(K, batch, kv_head, j, variant)
+        if variant.quantized:
+            k = words.keys_of(variant.load_value(K, batch, kv_head, j, variant), variant)
+        else:
+            k = variant.load_key(K, batch, kv_head, j, variant)
         scores = ct.mma(q, k, ct.zeros((variant.tile.query, variant.tile.key), ct.float32))
         v = variant.load_value(V, batch, kv_head, j, variant)
+        if variant.quantized:
+            v = words.values_of(v, variant)
         # The compiler splits the loop here: whole tiles never ask.
         if (variant.ragged or variant.causal) and j >= seen_by_all(length, variant):
             scores = hide(scores, j, length, variant)
@@ -79,6 +87,8 @@ def attend(q, K, V, batch, kv_head, first, end, length, scale, variant):
         weights, correction, row_max = variant.softmax(scores, row_max, scale)
         row_sum = row_sum * correction + ct.sum(weights, axis=1, keepdims=True)
         accumulator = ct.mma(ct.astype(weights, v.dtype), v, accumulator * correction)
+    if variant.quantized:
+        accumulator = words.restore_output(accumulator, value_scale, variant)
     return row_max, row_sum, accumulator
 
 

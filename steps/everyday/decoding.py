@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import count
 from typing import ClassVar
 
 import cuda.tile as ct
-from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarConstraint
+from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarConstraint, TupleConstraint
 
 from steps.core.fused import FusedStep, InCuTile, hole
 from steps.core.launch import each_stream, empty_lse
@@ -21,9 +22,9 @@ from steps.cutile.launching import Part, compiled_when_launched, launcher
 from steps.cutile.skeleton import array, power_of_two
 from steps.cutile.variant import Latency
 from steps.everyday.decode_kernel import make_decode, make_merge
-from steps.everyday.variant import DecodeVariant
+from steps.everyday.variant import NUMBERS, DecodeVariant
 from tutorial_lib.architectures import REFERENCE_GPUS
-from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, positive
+from tutorial_lib.problem import Problem, positive
 
 KEY_BYTES = 16 * 2**10  # of a tile of keys: with a ring of them for K and V each, two blocks share an SM
 MOST_KEYS = 128
@@ -102,7 +103,7 @@ class DecodeStep(InCuTile, FusedStep):
 
     def key(self, problem: Problem) -> int:
         """Keys of a tile."""
-        return self.tile_key or min(MOST_KEYS, KEY_BYTES // (BYTES_PER_ELEMENT * self.in_tiles(problem).head_dim))
+        return self.tile_key or min(MOST_KEYS, KEY_BYTES // (problem.kv_bytes * self.in_tiles(problem).head_dim))
 
     def variant(self, problem: Problem, arch: str) -> DecodeVariant:
         """The constants that ``problem`` is compiled with on ``arch``."""
@@ -125,6 +126,7 @@ class DecodeStep(InCuTile, FusedStep):
             ragged=problem.page_size is not None or problem.seq_len_kv % key != 0,
             page_size=problem.page_size,
             causal=problem.causal and problem.seq_len_q > 1,
+            quantized=problem.kv_dtype is not None,
         )
 
     def groups(self, problem: Problem) -> int:
@@ -166,13 +168,17 @@ class DecodeStep(InCuTile, FusedStep):
         return _decode(variant), BlockShape(variant.tile, warps=self.warps, occupancy=occupancy)
 
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
-        return _decode(self.variant(problem, arch)), {}
+        return _decode(self.configured(problem, arch).variant(problem, arch)), {}
 
     def make_ready(self, problem, q, k, v, out, return_lse=False):
-        step = self.on_so_many(problem, processors(q.device))
-        variant = step.variant(problem, target_of(q.device))
-        function = _decode(dataclasses.replace(variant, lse=return_lse and not step.merges_apart))
+        step, function = self.decided(problem, q.device, return_lse)
         return step.make_kernel_ready(function, problem, q, k, v, out, return_lse)
+
+    def decided(self, problem: Problem, device, return_lse: bool) -> tuple[DecodeStep, Callable]:
+        """This step as it is on a device, and the function of its kernel that goes through the keys."""
+        step = self.on_so_many(problem, processors(device))
+        variant = step.variant(problem, target_of(device))
+        return step, _decode(dataclasses.replace(variant, lse=return_lse and not step.merges_apart))
 
     def make_kernel_ready(self, function: Callable, problem: Problem, q, k, v, out, return_lse: bool = False):
         """As ``make_ready``, for a function of the kernel that goes through the keys that is given."""
@@ -184,7 +190,10 @@ class DecodeStep(InCuTile, FusedStep):
         return launch
 
     def runner(self, function: Callable, problem: Problem, device, return_lse: bool = False) -> Callable:
-        """``run(q, sources, out)``: both kernels, where there are two. sources: what the first reads beside Q."""
+        """``run(q, sources, out, *scales)``: both kernels, where there are two. sources: what the first reads beside Q.
+
+        scales: of keys and values, where these are in fp8.
+        """
         import torch
 
         variant = self.variant(problem, target_of(device))
@@ -203,32 +212,36 @@ class DecodeStep(InCuTile, FusedStep):
             return (o.unflatten(1, groups), lse[0].unflatten(1, groups)) if lse else o.unflatten(1, groups)
 
         def decoding(q, *others):
+            others, scales = others[: len(others) - len(factors)], others[len(others) - len(factors) :]
             ahead, outputs = others[: len(read) - 1], others[len(read) - 1 :]
-            return q.unflatten(1, groups), *ahead, *((written(*outputs),) if outputs else ()), scale
+            factor = (scale, *scales) if scales else scale
+            return q.unflatten(1, groups), *ahead, *((written(*outputs),) if outputs else ()), factor
 
         def merging(o, lse, *outputs):
             return o, lse, written(*outputs)
 
-        # Of a call: q and the sources, results, and what counts blocks; behind them its scratch memory.
-        read = [*range(1 + len(self.sources(problem)))]
-        results = [len(read) + n for n in range(1 + return_lse)]
-        counts = [results[-1] + 1] if self.split and self.last_block_merges else []
-        first = results[-1] + 1 + len(counts)
-        parts_of_rows = [first, first + 1] if self.split else []
+        # Of a call: q and the sources, results, what counts blocks, and scales; behind them its scratch memory.
+        place = count()
+        read = [next(place) for _ in range(1 + len(self.sources(problem)))]
+        results = [next(place) for _ in range(1 + return_lse)]
+        counts = [next(place)] if self.split and self.last_block_merges else []
+        factors = [next(place) for _ in range(2)] if problem.kv_dtype else []
+        parts_of_rows = [next(place) for _ in range(2)] if self.split else []
         read += parts_of_rows + counts
         blocks = (splits, self.groups(problem), problem.batch)
         shape = self.kernel(variant)[1]
-        kernels = [Part(blocks, function, shape, decoding, read if self.merges_apart else read + results)]
+        ahead = read if self.merges_apart else read + results
+        kernels = [Part(blocks, function, shape, decoding, ahead + factors)]
         if self.merges_apart:
             blocks = (problem.seq_len_q, problem.heads, problem.batch)
             merge = _merging(variant, splits, return_lse)
             kernels.append(Part(blocks, merge, MERGING, merging, parts_of_rows + results))
         launch = launcher(kernels, device, partials)
 
-        def run(q, sources, out):
+        def run(q, sources, out, *scales):
             o = torch.empty(q.shape, dtype=q.dtype, device=device) if out is None else out
             written = (o, empty_lse(q)) if return_lse else (o,)
-            launch(q if sign == 1 else q * sign, *sources, *written, *((arrived(),) if counts else ()))
+            launch(q if sign == 1 else q * sign, *sources, *written, *((arrived(),) if counts else ()), *scales)
             return written if return_lse else o
 
         return run
@@ -236,8 +249,7 @@ class DecodeStep(InCuTile, FusedStep):
     def compile(self, problem, arch="sm_90"):
         """The kernel that goes through the keys; the one that merges is among its other kernels."""
         self.refuse(problem, arch)
-        step = self.configured(problem, arch)
-        return step.compile_kernel(step.entry(problem, arch)[0], problem, arch)
+        return self.configured(problem, arch).compile_kernel(self.entry(problem, arch)[0], problem, arch)
 
     def compile_kernel(self, function: Callable, problem: Problem, arch: str):
         """As ``compile``, for a function of that kernel that is given."""
@@ -281,8 +293,12 @@ class DecodeStep(InCuTile, FusedStep):
             written.append(array((problem.batch * self.groups(problem),), ct.int32))
         if not self.merges_apart:
             written.append(outputs(problem))
-        parameters = [outputs(problem), *self.sources(problem), *written, ScalarConstraint(ct.float32)]
-        return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha_decode")
+        scale, convention = ScalarConstraint(ct.float32), CallingConvention.cutile_python_v1()
+        if problem.kv_dtype:
+            scales = (array((problem.batch, problem.kv_heads), ct.float32),) * 2
+            scale, convention = TupleConstraint((scale, *scales)), CallingConvention.cutile_python_v2()
+        parameters = [outputs(problem), *self.sources(problem), *written, scale]
+        return KernelSignature(parameters, convention, symbol="fmha_decode")
 
     def partials(self, problem: Problem, splits: int) -> list:
         """The outputs of so many splits, and their log-sum-exp."""
@@ -291,8 +307,7 @@ class DecodeStep(InCuTile, FusedStep):
 
     def sources(self, problem: Problem) -> list:
         """What the kernel reads beside Q."""
-        shape = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)
-        return 2 * [array(shape, getattr(ct, problem.dtype))]
+        return 2 * [keys((problem.batch, problem.kv_heads, problem.seq_len_kv), problem)]
 
 
 def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
@@ -313,6 +328,13 @@ def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
 def at_once(splits: int) -> int:
     """Splits that one iteration of the merging takes."""
     return min(power_of_two(splits), AT_ONCE)
+
+
+def keys(rows: tuple[int, ...], problem: Problem):
+    """K or V as the kernels see them, so many rows of head_dim numbers, in fp8 of words (``steps.everyday.words``)."""
+    if problem.kv_dtype:
+        return array((*rows, problem.head_dim // NUMBERS), ct.int32)
+    return array((*rows, problem.head_dim), getattr(ct, problem.dtype))
 
 
 def outputs(problem: Problem):

@@ -12,7 +12,7 @@ from steps.core.paged import PagedStep
 from steps.core.step import target_of
 from steps.cutile.skeleton import array, power_of_two
 from steps.cutile.variant import Latency
-from steps.everyday.decoding import MOST_ROWS, DecodeStep
+from steps.everyday.decoding import MOST_ROWS, DecodeStep, keys
 from steps.everyday.variant import DecodeVariant
 from tutorial_lib.problem import Problem
 
@@ -60,6 +60,5 @@ class PagedDecodeStep(PagedStep, DecodeStep):
 
     def sources(self, problem: Problem) -> list:
         width = -(-problem.seq_len_kv // problem.page_size)
-        shape = (problem.batch * width, problem.page_size, problem.kv_heads, problem.head_dim)
-        pages = array(shape, getattr(ct, problem.dtype))
+        pages = keys((problem.batch * width, problem.page_size, problem.kv_heads), problem)
         return [pages, pages, array((problem.batch, width), ct.int32), array((problem.batch,), ct.int32)]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from steps.core.tiles import Tile
 from steps.cutile.variant import Latency
 
+NUMBERS = 4  # in e4m3, in a word of 32 bits
+
 
 @dataclass(frozen=True)
 class DecodeVariant:
@@ -30,4 +32,10 @@ class DecodeVariant:
     ragged: bool  # the last tile of keys may not be full
     page_size: int | None
     causal: bool  # with pages alone: the queries are the last of their sequence
+    quantized: bool = False  # K and V are in e4m3, and come as words: ``steps.everyday.words``
     lse: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Of a tile of K or V as it lies in memory."""
+        return self.head_dim // NUMBERS if self.quantized else self.head_dim

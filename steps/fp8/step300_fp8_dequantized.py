@@ -2,7 +2,7 @@
 
 ``scaled_dot_product_attention`` takes no fp8. So Q, K and V are brought back to bfloat16, times their scales, and
 PyTorch's attention reads these. The inputs take half of the memory between calls. The time is that of 16 bits, and that
-of the copies beside it, which is a part of the step's.
+of the copies beside it, which is a part of the step's. So it is where K and V alone are in fp8.
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ from dataclasses import replace
 from steps.core.problems import HEADLINE
 from steps.core.quantized import TorchQuantized
 from tutorial_lib.problem import FP8
-from tutorial_lib.quantize import dequantize
+from tutorial_lib.quantize import dequantized
 from tutorial_lib.reference import sdpa
 
 HEADLINE_FP8 = replace(HEADLINE, dtype=FP8)
@@ -18,7 +18,7 @@ HEADLINE_FP8 = replace(HEADLINE, dtype=FP8)
 
 def sdpa_of_dequantized(q, k, v, causal, scale, scales, dtype):
     """o ``[B, Hq, Sq, D]``: Q, K and V in ``dtype``, then PyTorch's attention."""
-    return sdpa(*(dequantize(x, s, dtype) for x, s in zip((q, k, v), scales)), causal, scale)
+    return sdpa(*dequantized((q, k, v), scales, dtype), causal, scale)
 
 
 STEP = TorchQuantized(

@@ -83,6 +83,7 @@ class QuantizedPeer(_Elsewhere, TorchQuantized):
     """Somebody else's attention of inputs in fp8."""
 
     backend: ClassVar[str] = "peer"
+    takes: ClassVar[tuple[str, ...]] = ("fp8",)
 
     def sums_in_tensor_cores(self, problem) -> bool:
         return True

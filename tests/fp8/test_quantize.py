@@ -6,7 +6,16 @@ import torch
 from tutorial_lib import reference
 from tutorial_lib.passes import QUANTIZED
 from tutorial_lib.problem import Problem
-from tutorial_lib.quantize import LARGEST, dequantize, quantize, scale_of_heads, scale_of_tensor
+from tutorial_lib.quantize import (
+    BLOCK,
+    LARGEST,
+    dequantize,
+    quantize,
+    rotate,
+    scale_of_blocks,
+    scale_of_heads,
+    scale_of_tensor,
+)
 
 ALL = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)  # of which two are NaN
 NUMBERS = ALL[~ALL.float().isnan()].view(1, 1, -1, 1)
@@ -54,6 +63,49 @@ def test_zeros_have_a_scale_of_one():
     zeros = torch.zeros(1, 2, 3, 4)
     for scale in (scale_of_heads(zeros, 2), scale_of_tensor(zeros, 2)):
         assert torch.equal(scale, torch.ones(1, 2)) and not quantize(zeros, scale).float().any()
+    assert torch.equal(scale_of_blocks(zeros, 2), torch.ones(1, 2, 1))
+
+
+def test_a_scale_of_a_block_is_that_of_its_tokens_alone():
+    """The last block is not full; of grouped heads a block has the tokens of all."""
+    x = torch.randn(2, 4, 150, 16)
+    scale = scale_of_blocks(x, 2)
+    assert scale.shape == (2, 2, 3)
+    for n in range(3):
+        tokens = x[:, :, n * BLOCK : (n + 1) * BLOCK]
+        assert torch.equal(scale[..., n], scale_of_heads(tokens, 2))
+        kept = quantize(x, scale)[:, :, n * BLOCK : (n + 1) * BLOCK]
+        assert torch.equal(kept.float(), quantize(tokens, scale[..., n].contiguous()).float())
+    torch.testing.assert_close(dequantize(quantize(x, scale), scale), x, rtol=1 / 16, atol=1e-3)
+
+
+def test_a_block_with_large_numbers_costs_the_others_nothing():
+    x = torch.randn(1, 1, 2 * BLOCK, 16)
+    x[:, :, BLOCK:] *= 1e5
+    errors = [
+        (dequantize(quantize(x, scale), scale) - x)[:, :, :BLOCK].square().mean().sqrt().item()
+        for scale in (scale_of_blocks(x, 1), scale_of_heads(x, 1))
+    ]
+    assert errors[0] < 0.05 < errors[1]
+
+
+@pytest.mark.parametrize("width", [1, 2, 64, 128])
+def test_a_rotation_is_the_hadamard_matrix_and_keeps_products(width):
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < width:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    q, k = torch.randn(2, 3, 5, width, dtype=torch.float64)
+    torch.testing.assert_close(rotate(q), q @ matrix / width**0.5)
+    torch.testing.assert_close(rotate(q) @ rotate(k).mT, q @ k.mT)
+    assert rotate(q.half()).dtype == torch.float32
+
+
+def test_a_rotation_spreads_an_outlier():
+    x = torch.zeros(1, 128)
+    x[0, 77] = 100.0
+    assert rotate(x).abs().allclose(torch.tensor(100 / 128**0.5))
+    with pytest.raises(ValueError, match="x must have rows of a power of two, got 80"):
+        rotate(torch.zeros(2, 80))
 
 
 @pytest.mark.parametrize("causal", [False, True])

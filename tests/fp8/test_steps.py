@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from steps import QUANTIZED, get_step
+from steps import QUANTIZED as ALL
+from steps import get_step
 from steps.core.ladder import kernels_of
 from steps.core.step import Unsupported
 from steps.exporting.standalone import standalone
@@ -24,6 +25,7 @@ from tutorial_lib.problem import FP8, Problem
 from tutorial_lib.quantize import dequantize
 from tutorial_lib.simulator.run import watched
 
+QUANTIZED = [step for step in ALL if "fp8" in step.takes]  # of others: test_decoding.py
 INSIDE = [step for step in kernels_of("fp8") if step.inside]
 KERNELS = [step for step in (*QUANTIZED, *INSIDE) if step.backend != "torch"]
 GLUON = [step for step in KERNELS if step.backend == "hopper"]
@@ -184,7 +186,7 @@ def test_no_program_is_made_of_a_step_whose_scales_it_would_not_pass(step):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"q": torch.float16}, "q must be float8_e4m3fn, got torch.float16"),
+        ({"q": torch.float32}, "q must be float8_e4m3fn or float16 or bfloat16, got torch.float32"),
         ({"k": torch.bfloat16}, "k must be float8_e4m3fn, got torch.bfloat16"),
         ({"v": torch.float8_e5m2}, "v must be float8_e4m3fn, got torch.float8_e5m2"),
     ],
@@ -247,6 +249,7 @@ def test_what_no_step_takes():
     assert "made of products in fp8" in in_cutile.unsupported(problem(), "sm_89")
     assert in_cutile.unsupported(problem(), "sm_100") is None
     assert "heads * seq_len * head_dim" in in_cutile.unsupported(problem(seq_len_kv=2**23), "sm_90")
+    assert step.unsupported(sixteen_bits(kv_dtype=FP8), "sm_90") == "takes no keys and values alone in fp8"
     for other in ("exp2", "producer", "sdpa"):
         assert get_step(other).unsupported(problem(), "sm_90") == "takes no inputs in fp8"
     with pytest.raises(Unsupported):

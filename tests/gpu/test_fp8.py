@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from steps import QUANTIZED, get_step, run
+from steps import get_step, run
 from steps.measuring.measure import Settings, measure
 from steps.reference.peers import QUANTIZED_PEERS
 from tests.checking import assert_right, skip_unless_taken
-from tests.fp8.test_steps import INSIDE, KERNELS, SHAPES, assert_right_lse, problem
+from tests.fp8 import test_decoding as decoding
+from tests.fp8.test_steps import INSIDE, KERNELS, QUANTIZED, SHAPES, assert_right_lse, problem
 from tests.gpu.tensor_cores import by_library, cases, measured, same
 from tutorial_lib import reference
 from tutorial_lib.passes import QUANTIZED as PASS
@@ -133,3 +134,49 @@ def test_they_are_measured_beside_one_another():
 def test_the_command_measures_them(tmp_path):
     words = "--dtype float8_e4m3fn --seq-len 512 --batch 1 --heads 2 --steps 300-306 --iterations 1 --output-dir"
     assert run.main([*words.split(), str(tmp_path)]) == 0
+
+
+OF_KEYS = [
+    decoding.problem(**shape)
+    for shape in (
+        {"batch": 8, "heads": 64, "kv_heads": 8, "head_dim": 128, "seq_len_kv": 32768, "dtype": "bfloat16"},
+        {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 128, "seq_len_kv": 65536},
+        {"batch": 64, "heads": 28, "kv_heads": 4, "head_dim": 128, "seq_len_q": 4, "seq_len_kv": 1000},
+        {"batch": 3, "heads": 16, "kv_heads": 2, "head_dim": 64, "seq_len_q": 8, "seq_len_kv": 5003},
+        {"batch": 2, "heads": 8, "kv_heads": 1, "head_dim": 256, "seq_len_kv": 9001, "dtype": "bfloat16"},
+    )
+]
+
+
+@pytest.mark.parametrize("shape", decoding.SHAPES + OF_KEYS, ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", decoding.STEPS, ids=lambda s: s.name)
+def test_decoding_of_keys_in_fp8_is_right_on_the_gpu(step, shape):
+    decoding.test_a_step_is_right(step, shape, "cuda")
+    assert PASS.repeat_difference(step, shape, PASS.inputs(shape, 1, "cuda"), 10) == 0
+
+
+def test_every_number_comes_through_the_kernel_and_rows_of_any_size_on_the_gpu():
+    decoding.test_every_number_of_e4m3_comes_through_the_kernel("cuda")
+    decoding.test_queries_too_large_for_float16_are_no_trouble("cuda")
+
+
+def test_decoding_of_keys_in_fp8_is_measured(tmp_path):
+    words = "--dtype bfloat16 --kv-dtype float8_e4m3fn --seq-len 8192 --seq-len-q 1 --heads 64 --kv-heads 8"
+    assert run.main([*words.split(), "--iterations", "1", "--output-dir", str(tmp_path)]) == 0
+
+
+def test_a_launch_of_keys_in_fp8_compiles_what_compile_does():
+    from cuda.tile.compilation import CallingConvention, KernelSignature
+
+    from steps.cutile.launching import compiled_when_launched
+    from steps.fp8.decoding import in_words
+
+    step, shape = get_step("fp8_kv"), OF_KEYS[0]
+    q, k, v, *scales = PASS.inputs(shape, 1, "cuda")
+    splits = step.splits(shape, 132)
+    kept = (splits, step.rows(shape))
+    partials = torch.empty(*kept, shape.head_dim, device="cuda"), torch.empty(kept, device="cuda")
+    given = (q.unflatten(1, (shape.kv_heads, shape.group_size)), in_words(k), in_words(v), *partials, (0.1, *scales))
+    kernel = compiled_when_launched(*step.kernel(step.variant(shape, "sm_90")))
+    how = CallingConvention.cutile_python_v2()
+    assert KernelSignature.from_kernel_args(kernel, given, how, symbol="fmha_decode") == step.signature(shape, splits)

@@ -1,0 +1,51 @@
+"""A decoding step in cuTile that reads keys and values in fp8: a ``DecodeStep`` that is told their scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from steps.core.quantized import QuantizedStep
+from steps.everyday.decoding import DecodeStep
+from steps.everyday.variant import NUMBERS
+from steps.fp8.cutile import Fp8CuTileStep
+from tutorial_lib.problem import FP8, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedDecodeStep(QuantizedStep, DecodeStep):
+    """As ``DecodeStep``, of queries in 16 bits and keys and values in fp8."""
+
+    takes: ClassVar[tuple[str, ...]] = ("kv_dtype",)
+    architectures: ClassVar[tuple[str, ...]] = Fp8CuTileStep.architectures
+    elsewhere: ClassVar[str] = f"made of numbers in fp8, which cuTile has for {', '.join(architectures)}, not for {{}}"
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if problem.fp8:
+            return f"takes queries in 16 bits, and keys and values in {FP8}"
+        return super().unsupported(problem, target)
+
+    def make_ready(self, problem, tensors, out, dtype, return_lse=False):
+        step, function = self.decided(problem, tensors[0].device, return_lse)
+        return step.make_kernel_ready(function, problem, tensors, out, dtype, return_lse)
+
+    def make_kernel_ready(self, function: Callable, problem: Problem, tensors, out, dtype, return_lse: bool = False):
+        """As ``make_ready``, for a function of the kernel that goes through the keys that is given."""
+        decoded = self.runner(function, problem, tensors[0].device, return_lse)
+
+        def launch(q, k, v, k_scale, v_scale, out):
+            return decoded(q, (in_words(k), in_words(v)), out, k_scale, v_scale)
+
+        return launch
+
+
+def in_words(x: torch.Tensor) -> torch.Tensor:
+    """x ``[B, H, S, D]`` in fp8 as words, int32 ``[B, H, S, D / 4]``; a copy where its memory has none."""
+    import torch
+
+    whole = x.stride(-1) == 1 and not any(n % NUMBERS for n in (x.data_ptr(), x.storage_offset(), *x.stride()[:-1]))
+    return (x if whole else x.clone(memory_format=torch.contiguous_format)).view(torch.int32)

@@ -1,0 +1,28 @@
+"""Step 307, a fork from step 300: decoding, with keys and values in fp8.
+
+One new token reads all keys and values so far, and the time is that of reading them. In e4m3 they are half as many
+bytes as in 16 bits. The queries are few. They keep their 16 bits, and so does the output.
+
+The kernel is that of step 900, split_kv. Tensor cores multiply no 16 bits by 8, so every key and every value is
+converted to float16, which holds all numbers of e4m3. That must cost less than the bytes save: ``steps.everyday.words``
+says how. The scale of K goes into the scale of the scores, and that of V multiplies the output.
+"""
+
+from dataclasses import replace
+
+from steps.core.problems import DECODING
+from steps.everyday import step900_split_kv
+from steps.fp8 import step300_fp8_dequantized
+from steps.fp8.decoding import QuantizedDecodeStep
+from tutorial_lib.problem import FP8
+
+STEP = QuantizedDecodeStep(
+    number=307,
+    name="fp8_kv",
+    title="Keys and values in fp8",
+    change="The kernel of split_kv reads keys and values in e4m3, and multiplies them in float16.",
+    previous=step300_fp8_dequantized.STEP,
+    fork=True,
+    default_problem=replace(DECODING, kv_dtype=FP8),
+    **step900_split_kv.STEP.holes(),
+)
