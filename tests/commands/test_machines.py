@@ -81,8 +81,11 @@ def test_wheels_are_found_by_their_tags(monkeypatch):
         return io.BytesIO(json.dumps({"files": files}).encode())
 
     monkeypatch.setattr("urllib.request.urlopen", answer)
-    assert machines.look_up("a-b", "1.0") == ["Linux x86_64", "macOS arm64", "macOS x86_64"]
-    assert machines.look_up("a-b", "2.0") == list(machines.SYSTEMS)
+    one, other = machines.look_up("a-b", "1.0"), machines.look_up("a-b", "2.0")
+    assert one == {"Linux x86_64": [2, 28], "macOS arm64": [11, 0], "macOS x86_64": [11, 0]}
+    assert other == {system: [] for system in machines.SYSTEMS}
+    wheels = {"a": {"systems": other}, "b": {"systems": one}, "c": {"systems": {"macOS arm64": [9, 1]}}}
+    assert machines.at_least(wheels, "macOS arm64") == "macOS 11.0" and machines.at_least({}, "Linux aarch64") == "–"
     assert asked == ["https://index/simple/a-b/"] * 2
 
 
