@@ -129,6 +129,14 @@ def test_with_a_gpu_before_ampere_everything_runs_on_the_cpu(t4, capsys):
     assert capsys.readouterr().err == f"steps.run: {told}\n"
 
 
+def test_where_a_system_has_no_such_locks_nobody_waits_for_a_gpu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    entered = []
+    with hardware.gpu_turn("cuda"):
+        entered.append(True)
+    assert entered
+
+
 def test_a_chapter_says_why_such_a_gpu_is_not_used(t4, monkeypatch):
     from steps import lesson
 
