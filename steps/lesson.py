@@ -1,7 +1,7 @@
 """What the notebooks call: one step's lesson, in the order in which it is taught.
 
-With a GPU a lesson measures; without one it runs the kernels on the CPU, compiles all of them, and shows
-recorded timings, marked as such. Every method returns a ``Page`` that a notebook shows.
+With a GPU that runs its step a lesson measures; without one it runs the kernels on the CPU, compiles all of them, and
+shows recorded timings, marked as such. Every method returns a ``Page`` that a notebook shows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Lesson:
     """A step beside its predecessor, on one problem.
 
     name: the step's; problem: what it is timed on (its own). before: the variant that it is compared with, where it
-    was put together from several; else its predecessor.
+    was put together from several; else its predecessor. A GPU that the step does not run on is as none.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Lesson:
         self.previous: Step | None = get_step(before) if before else self.step.previous
         self.problem = problem or self.step.default_problem
         self.results = results
-        self.on_gpu = has_gpu()
+        self.refused = self._refused_here() if has_gpu() else None
+        self.on_gpu = has_gpu() and not self.refused
         self.guess: float | None = None  # the reader's, until the number appears
         self._made: dict[tuple[int, str], tuple[Step, Compiled]] = {}
         self.recorded = find_recorded(self.problem, [results], self.step.direction, name)
-        if not _part(self.step).timed:  # what is recorded of other steps, on other GPUs, says nothing of it
-            self.on_gpu = self.on_gpu and self._runs_on_this_gpu()
-            self.recorded = self.recorded if self._timed() else None
+        if not _part(self.step).timed and not self._timed():
+            self.recorded = None  # what is recorded of other steps, on other GPUs, says nothing of it
 
     @property
     def rival(self) -> Step | None:
@@ -101,13 +101,15 @@ class Lesson:
         ratio = run.speedup(m, other) if m.tflops and other and other.tflops else None
         return m.model_copy(update={"previous": self.previous.name, "speedup_vs_previous": ratio})
 
-    def _runs_on_this_gpu(self) -> bool:
-        return self.step.unsupported(self.problem, describe_machine("cuda")["arch"]) is None
+    def _refused_here(self) -> str | None:
+        """Why this step does not run on the GPU here, as a clause; None where it does."""
+        reason = self.step.unsupported(self.problem, describe_machine("cuda")["arch"])
+        return f"step {self.step.label} does not run on the GPU here ({reason})" if reason else None
 
     def machine(self) -> Page:
         """One line: where this chapter was executed, and what of it is timed."""
         if not (self.never_timed and (why := _part(self.step).untimed)):
-            return machine(None if self.never_timed else self.recorded)
+            return machine(None if self.never_timed else self.recorded, self.refused)
         return Page(
             f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: {why}. All times of "
             "these steps come from a model.**"
@@ -426,7 +428,7 @@ class Lesson:
                 f"{why}. `python -m steps.run --steps {self.step.name}` times it on such a GPU."
             )
         if self.run is None:
-            told = f"No timing of {self.problem.describe()} is recorded, and there is no GPU here to take one."
+            told = f"No timing of {self.problem.describe()} is recorded, and no GPU here can take one."
             return Page(told, self._timed_elsewhere())
         names = [pass_of(self.step).baseline, *(s.name for s in (self.previous, self.step) if s is not None)]
         found = (self.run.measurement(name) for name in dict.fromkeys(names))
@@ -634,7 +636,7 @@ class Lesson:
             )
             rows.append(["vs this step", "", tables.vs_previous(measured[1])])
         else:
-            rows.append(["TFLOPS", "needs a GPU", ""])
+            rows.append(["TFLOPS", "needs a GPU that runs it", ""])
         return Page(table([f"for {self.arch}", self.step.label, what], rows))
 
 
@@ -698,9 +700,9 @@ def _part(step: Step) -> Part:
     return part_of(owner_of(step).number)
 
 
-def machine(recorded: Run | None) -> Page:
-    """One line: what this machine can do."""
-    if has_gpu():
+def machine(recorded: Run | None, refused: str | None = None) -> Page:
+    """One line: what this machine can do. refused: why its GPU is of no use for a chapter, as a clause."""
+    if has_gpu() and not refused:
         here = describe_machine("cuda")
         return Page(f"**Executed on a GPU, {here['name']} ({here['arch']}): kernels ran on it, timings are its own.**")
     shown = (
@@ -709,7 +711,7 @@ def machine(recorded: Run | None) -> Page:
         else "no timing of its step on its problem is recorded"
     )
     told = f"**Executed on a machine without a GPU: the kernels ran on the CPU, and were compiled, and {shown}.**"
-    if (why := why_no_gpu()) not in (None, NO_GPU):
+    if (why := refused or why_no_gpu()) not in (None, NO_GPU):
         told = told.replace("a machine without a GPU", f"the CPU, as {why}", 1)
     told += "".join(f" {line}" for line in left_out())
     here = compilers(describe_versions())

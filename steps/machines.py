@@ -23,18 +23,18 @@ REQUIREMENTS = RESULTS.parent / "requirements.txt"
 DATA, PAGE = "machines.json", "machines.md"
 PYTHON = "cp312"  # for which wheels are looked up
 
-# Of a system: what sys_platform of a requirement says there, and which platform tags of wheels it takes.
+# Of a system: what sys_platform of a requirement says there, which platform tags of wheels it takes, and what the
+# version in such a tag is of.
 SYSTEMS = {
-    "Linux x86_64": ("linux", r"manylinux.*_x86_64"),
-    "Linux aarch64": ("linux", r"manylinux.*_aarch64"),
-    "Windows x86_64": ("win32", r"win_amd64"),
-    "macOS arm64": ("darwin", r"macosx_.*_(arm64|universal2)"),
-    "macOS x86_64": ("darwin", r"macosx_.*_(x86_64|universal2)"),
+    "Linux x86_64": ("linux", r"manylinux.*_x86_64", "glibc"),
+    "Linux aarch64": ("linux", r"manylinux.*_aarch64", "glibc"),
+    "Windows x86_64": ("win32", r"win_amd64", "Windows"),
+    "macOS arm64": ("darwin", r"macosx_.*_(arm64|universal2)", "macOS"),
+    "macOS x86_64": ("darwin", r"macosx_.*_(x86_64|universal2)", "macOS"),
 }
 
 TIMED = "timed: the records are of these"
 COMPILED = "compiled for; not run on one"
-BARE = "run, on a machine without a GPU"
 
 
 class Machine(NamedTuple):
@@ -57,7 +57,7 @@ MACHINES = (
     Machine("MI300X", "gfx942", "Linux x86_64", f"{COMPILED}; it needs PyTorch for ROCm, which PyPI does not have"),
     Machine("Colab with a T4", "sm_75", "Linux x86_64", "run with a GPU that PyTorch was made to report"),
     Machine("Colab without a GPU", None, "Linux x86_64", "first cell and a chapter run in a bare environment"),
-    Machine("Codespaces, a container", None, "Linux x86_64", f"{BARE}; not in Codespaces"),
+    Machine("Codespaces, a container", None, "Linux x86_64", "its command run in a fresh clone; not in a container"),
     Machine("Windows with WSL 2", None, "Linux x86_64", "not tried; with a GPU it should be as Linux with that GPU"),
     Machine("Windows", None, "Windows x86_64", "on Linux, with Triton hidden; not on Windows"),
     Machine("Mac with Apple silicon", None, "macOS arm64", "on Linux, with Triton and cuda-tile hidden; not on a Mac"),
@@ -88,8 +88,11 @@ def index_url() -> str:
     return done.stdout.strip() or "https://pypi.org/simple"
 
 
-def look_up(name: str, version: str) -> list[str]:
-    """The systems that the package index has a wheel of this version for, by ``SYSTEMS``; raises OSError."""
+def look_up(name: str, version: str) -> dict[str, list[int]]:
+    """The systems that the package index has a wheel of this version for, by ``SYSTEMS``; raises OSError.
+
+    Of each what its tags ask for at least, such as [14, 0] of macOS 14; [] where any version will do.
+    """
     from urllib.request import Request, urlopen
 
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -105,7 +108,20 @@ def look_up(name: str, version: str) -> list[str]:
             continue
         fitting = (tag for tag in tags if tag.abi == "abi3" or tag.interpreter in (PYTHON, "py3"))
         platforms |= {tag.platform for tag in fitting if str(found) == version}
-    return [s for s, (_, tags) in SYSTEMS.items() if any(p == "any" or re.fullmatch(tags, p) for p in platforms)]
+    fitting = {s: [p for p in platforms if p == "any" or re.fullmatch(tags, p)] for s, (_, tags, _) in SYSTEMS.items()}
+    return {system: min(map(_version, found)) for system, found in fitting.items() if found}
+
+
+def _version(platform: str) -> list[int]:
+    """Of a platform tag such as manylinux_2_28_x86_64; [] of one without, or of those before PEP 600, which are old."""
+    found = re.search(r"_(\d+)_(\d+)_", platform)
+    return [int(number) for number in found.groups()] if found else []
+
+
+def at_least(wheels: dict, system: str) -> str:
+    """Which version of a system the wheels of all packages there ask for."""
+    most = max((found["systems"].get(system, []) for found in wheels.values()), default=[])
+    return f"{SYSTEMS[system][2]} {'.'.join(map(str, most))}" if most else "–"
 
 
 def left_out(system: str) -> tuple[str, ...]:
@@ -135,7 +151,7 @@ def page(data: dict) -> str:
         on_cpu = f"nothing: no wheel of {', '.join(lacking)}" if lacking else parts_on(machine, "cpu")
         on_gpu = parts_on(machine, machine.arch) if machine.arch else "–"
         rows.append([machine.name, machine.arch or "–", on_gpu, on_cpu, machine.tried])
-    systems = [[system, ", ".join(left_out(system)) or "nothing"] for system in SYSTEMS]
+    systems = [[s, at_least(data["wheels"], s), ", ".join(left_out(s)) or "nothing"] for s in SYSTEMS]
     return f"""# What each machine can run
 
 `python -m steps.machines` writes this page. The first two columns of parts name the parts of the course of which some
@@ -145,20 +161,27 @@ interpreted, and the others simulated. `python -m steps.run --doctor` says the s
 {_table(["machine", "GPU", "parts on the GPU", "parts on the CPU", "tried"], rows)}
 
 - cuTile's compiler and Gluon's asynchronous copies need sm_80. With an older GPU everything runs on the CPU.
-- On GPUs that were not timed, kernels are launched by rules that nobody has tested: `steps/core/rules.toml` has them.
-  [compiled/](compiled/) holds what the compilers made for each.
+- A chapter whose step does not run on your GPU says so. It goes on as on a machine without one: its kernels run on the
+  CPU, and its timings are recorded ones.
+- On GPUs that were not timed, kernels are launched by *untested* rules, chosen by compiling: `steps/core/rules.toml`.
+  [compiled/](compiled/) holds what the compilers made for each. `steps.attention` calls PyTorch there.
+- Of these GPUs only an H100 and an H200 were at hand. For the others PyTorch was made to report one. So the doctor, the
+  choice of steps and the first cells of every chapter were tried. No kernel ran on one.
+- Chapters on the path get a badge and a first cell for Colab when `repository` in `notebooks/source/course.toml` says
+  where on GitHub the course is.
 - On Windows there is no `make`. The commands are `python -m venv .venv`,
   `.venv\\Scripts\\pip install -r requirements.txt` and `.venv\\Scripts\\python -m steps.run --seq-len 128`.
   All of the course should run under WSL 2.
 - On a Mac, all of the course should run on the CPU in a container, which `.devcontainer/` describes. On Apple silicon
   that is Linux on aarch64. Every package has a wheel for it. Nobody has tried this yet.
 - Every machine needs Python 3.11 or newer. [versions.md](versions.md) says how large `.venv` gets.
+- The README's way by conda installs the same packages. Nobody has tried it yet.
 
 ## What pip leaves out
 
 `requirements.txt` asks for each package where it has a wheel. They were looked up on {data["date"]}, for CPython 3.12.
 
-{_table(["system", "left out"], systems)}
+{_table(["system", "wheels need at least", "left out"], systems)}
 """
 
 

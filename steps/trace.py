@@ -2,9 +2,9 @@
 
 Compiles a Gluon or Hopper step with stamps of the SM's clock wherever a role has waited or is about to, runs it on the
 GPU, and says what each role spent its time on. The stamps slow the kernel down, and the compiler schedules it otherwise
-with them: by how much it is slower is measured, too. Written to RESULTS/MACHINE/PROBLEM/trace_STEP.json. Without a GPU,
-what is recorded is shown; `python -m steps.simulate --timeline` draws a simulated timeline. Exit status: 0 done; 2 the
-request makes no sense; 130 interrupted.
+with them: by how much it is slower is measured, too. Written to RESULTS/MACHINE/PROBLEM/trace_STEP.json. Without a GPU
+that runs the step, what is recorded is shown; `python -m steps.simulate --timeline` draws a simulated timeline. Exit
+status: 0 done; 2 the request makes no sense; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     from steps import get_step
     from steps.core.problems import unnamed
     from tutorial_lib.files import write_whole
-    from tutorial_lib.hardware import has_gpu
+    from tutorial_lib.hardware import describe_machine, has_gpu
     from tutorial_lib.pictures import measured_timeline
     from tutorial_lib.plots import png
     from tutorial_lib.problem import Problem
@@ -73,23 +73,21 @@ def run(options: argparse.Namespace) -> int:
         problem = Problem(seq_len_q=options.seq_len, seq_len_kv=keys, **shape, **unnamed(step))
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    if has_gpu():
+    why_not = step.unsupported(problem, describe_machine("cuda")["arch"]) if has_gpu() else "there is no GPU here"
+    if why_not is None:
         check_writable("--output-dir", options.output_dir)
-        try:
-            trace = measure(step, problem)
-        except ValueError as error:
-            raise BadRequest(f"step {step.label}: {error}") from None
+        trace = measure(step, problem)
         path = options.output_dir / trace.machine["slug"] / problem.slug / f"trace_{step.name}.json"
         write_whole(path, as_json(trace))
     else:
         recorded = [t for t in recorded_traces(options.output_dir, step.name) if t.the_problem() == problem]
         if not recorded:
             raise BadRequest(
-                f"this needs a GPU, and no trace of step {step.label} at {problem.describe()} is recorded: "
+                f"{why_not}, and no trace of step {step.label} at {problem.describe()} is recorded: "
                 f"`python -m steps.simulate {step.name} --timeline FILE` draws a simulated one"
             )
         trace, path = recorded[0], None
-        console.print("There is no GPU here. Recorded:")
+        console.print(f"Not measured here: {why_not}. Recorded:", soft_wrap=True, markup=False)
     show(console, step, trace)
     if options.figure:
         write_whole(options.figure, png(measured_timeline(trace)))
@@ -99,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(step, problem):
-    """A ``records.Trace`` of a step on this GPU. Raises ValueError for a problem that the step does not take."""
+    """A ``records.Trace`` of a step on this GPU, which runs it."""
     import torch
 
     from steps.core.order import processors

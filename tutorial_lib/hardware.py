@@ -211,11 +211,11 @@ def gpu_turn(device: str):
     if device != "cuda":
         yield
         return
-    import fcntl  # Linux has it, and so has every machine that runs these kernels
-
     try:
+        import fcntl
+
         lock = open(Path(tempfile.gettempdir(), "fmha-tutorial-gpu.lock"), "ab")  # noqa: SIM115  closed below
-    except OSError:  # another user's file
+    except (ModuleNotFoundError, OSError):  # Windows has no such locks; another user's file
         yield
         return
     with lock:

@@ -99,7 +99,7 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
         """Of the kernel whose blocks own keys, and of the one for dQ where there is one."""
         names = ("keys",) if self.adds else ("keys", "queries")
         shapes = [(getattr(self, name), self._rule(name, problem, target)) for name in names]
-        return tuple(f"Own_{own.tile.query}x{own.tile.key}" if own else rule.name for own, rule in shapes)
+        return tuple(f"Own_{own.tile.query}x{own.tile.key}" if own else rule.told(target) for own, rule in shapes)
 
     def counted_kernels(self, problem: Problem) -> int:
         return 1 if self.adds else 2

@@ -12,7 +12,8 @@ Nothing here is read from results/ when a kernel is launched. A new measurement 
 writes its outcome into the table. ``tests/core/test_rules.py`` compares the table with the records, and compiles the
 rules for an architecture of every kind.
 
-With ``FMHA_PROFILE=1`` in the environment launches print the rule that they follow (``steps.core.launch``).
+With ``FMHA_PROFILE=1`` in the environment launches print the rule that they follow, and say so of an untested one
+(``steps.core.launch``).
 """
 
 from __future__ import annotations
@@ -63,6 +64,13 @@ class Rule:
             and problem.seq_len_q >= self.seq_len
             and problem.batch >= self.batch
         )
+
+    def told(self, arch: str) -> str:
+        """The rule's name, and whether it is untested on ``arch``: a record is of the first that a rule names."""
+        return self.name if arch == "cpu" or self.timed_on(arch) else f"{self.name} (untested)"
+
+    def timed_on(self, arch: str) -> bool:
+        return self.record is not None and arch == self.architectures[0]
 
 
 def shared_kib(arch: str) -> int:

@@ -307,7 +307,7 @@ class Step:
         return self
 
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
-        """By which launch rules its kernels are launched for ``problem`` on ``target``, a name each."""
+        """By which launch rules its kernels are launched for ``problem`` on ``target``, a name each (``Rule.told``)."""
         return ()
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:

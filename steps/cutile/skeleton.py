@@ -96,7 +96,7 @@ class CuTileStep(InCuTile, FusedStep):
         found = self.searched and rule_for("searched", problem, target)
         if self.tile and not found:
             return super().choices(problem, target)
-        return ((found or rule_for("attention", problem, target)).name,)
+        return ((found or rule_for("attention", problem, target)).told(target),)
 
     def variant(self, problem: Problem, arch: str) -> Variant:
         """The constants that ``problem`` is compiled with on ``arch``."""

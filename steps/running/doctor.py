@@ -20,7 +20,7 @@ def kernels_of_parts() -> dict[str, list]:
 
 
 def why_not(target: str, missing: tuple[str, ...] = ()) -> dict[str, str | None]:
-    """For every part: why none of its kernels runs on "sm_90", "cpu" and the like; None where some do.
+    """For every part: why none of its kernels runs on "sm_90", "cpu" and the like, all reasons; None where some do.
 
     missing: packages that are taken not to be installed.
     """
@@ -32,7 +32,7 @@ def why_not(target: str, missing: tuple[str, ...] = ()) -> dict[str, str | None]
             else step.unsupported(step.default_problem, target)
             for step in steps
         ]
-        found[name] = None if None in reasons else reasons[0]
+        found[name] = None if None in reasons else "; ".join(dict.fromkeys(reasons))
     return found
 
 
@@ -60,6 +60,8 @@ def compiler() -> str:
 
 def examine(console) -> None:
     """Show it, a line each. Asks nothing of the network, and runs no kernel."""
+    from steps.core.rules import rules
+
     versions = describe_versions()
     rows = {
         "system": f"{platform.platform()}, {describe_machine('cpu')['cpu']}",
@@ -73,6 +75,8 @@ def examine(console) -> None:
         rows["GPU"] = f"{here['name']}, {here['arch']}, {here['memory_bytes'] / 1e9:.0f} GB"
         told = why_not(here["arch"])
         rows["on the GPU"] = ", ".join(name for name, why in told.items() if why is None) or "PyTorch's steps alone"
+        if not any(rule.timed_on(here["arch"]) for kernel in rules().values() for rule in kernel):
+            rows["launch rules"] = f"untested: chosen by compiling, and never timed on {here['arch']}"
         rows |= {f"not {name}": why for name, why in told.items() if why}
     else:
         rows["GPU"] = f"none is used: {why_no_gpu()}"

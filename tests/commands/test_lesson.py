@@ -164,6 +164,20 @@ def test_a_step_for_another_gpu_than_this_machines_is_simulated(pretend_gpu):
     assert Lesson("wgmma").on_gpu and not Lesson("wgmma").never_timed
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_100", "sm_121"])
+def test_a_gpu_that_a_timed_step_is_not_for_is_as_none(pretend_gpu, monkeypatch, arch):
+    """Its page says so, shows the record, and the kernel runs on the simulator."""
+    monkeypatch.setattr(lessons, "describe_machine", lambda device: {"name": "Made up", "arch": arch})
+    lesson = Lesson("wgmma")
+    told = words(lesson.machine())
+    assert told.startswith("**Executed on the CPU, as step 200 wgmma does not run on the GPU here (made of wgmma")
+    assert f"not {arch}): the kernels ran on the CPU" in told and "recorded on NVIDIA H100" in told
+    assert "Recorded, not measured here: NVIDIA H100" in words(lesson.time()) and pretend_gpu == []
+    assert "on the simulator, on the CPU" in words(lesson.check()) and "def fmha(" in lesson.change().parts[-1].text
+    assert "sm_90 |" in words(lesson.evidence())
+    assert "Executed on a GPU, Made up" in words(Lesson("exp2").machine())
+
+
 def test_a_machine_with_its_gpu_times_it(pretend_gpu, monkeypatch):
     monkeypatch.setattr(lessons, "describe_machine", lambda device: {"name": "B200", "arch": "sm_100"})
     lesson = Lesson("tensor_memory")

@@ -1,5 +1,6 @@
 """What each machine can run: the page of machines, packages that are missing, GPUs that nothing is made for."""
 
+import dataclasses
 import io
 import json
 import os
@@ -11,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from steps import get_step, machines, run
+from steps import get_step, machines, run, trace
+from steps.core.attention import chosen
 from steps.core.ladder import whole_ladder
 from steps.core.problems import HEADLINE
 from steps.core.recorded import read_survey
@@ -79,8 +81,11 @@ def test_wheels_are_found_by_their_tags(monkeypatch):
         return io.BytesIO(json.dumps({"files": files}).encode())
 
     monkeypatch.setattr("urllib.request.urlopen", answer)
-    assert machines.look_up("a-b", "1.0") == ["Linux x86_64", "macOS arm64", "macOS x86_64"]
-    assert machines.look_up("a-b", "2.0") == list(machines.SYSTEMS)
+    one, other = machines.look_up("a-b", "1.0"), machines.look_up("a-b", "2.0")
+    assert one == {"Linux x86_64": [2, 28], "macOS arm64": [11, 0], "macOS x86_64": [11, 0]}
+    assert other == {system: [] for system in machines.SYSTEMS}
+    wheels = {"a": {"systems": other}, "b": {"systems": one}, "c": {"systems": {"macOS arm64": [9, 1]}}}
+    assert machines.at_least(wheels, "macOS arm64") == "macOS 11.0" and machines.at_least({}, "Linux aarch64") == "–"
     assert asked == ["https://index/simple/a-b/"] * 2
 
 
@@ -122,6 +127,14 @@ def test_with_a_gpu_before_ampere_everything_runs_on_the_cpu(t4, capsys):
     assert run.main(["--device", "cuda"]) == 2
     told = "argument --device: the compilers make no code for the GPU here, which is sm_75; use --device cpu"
     assert capsys.readouterr().err == f"steps.run: {told}\n"
+
+
+def test_where_a_system_has_no_such_locks_nobody_waits_for_a_gpu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    entered = []
+    with hardware.gpu_turn("cuda"):
+        entered.append(True)
+    assert entered
 
 
 def test_a_chapter_says_why_such_a_gpu_is_not_used(t4, monkeypatch):
@@ -177,12 +190,43 @@ def test_the_doctor_says_why_a_part_does_not_run(monkeypatch, capsys, t4):
     assert run.main(["--doctor"]) == 0
     told = capsys.readouterr().out
     assert re.search(r"^on the GPU: +cutile, gluon, fp8, backward, everyday$", told, re.MULTILINE)
+    assert re.search(r"^launch rules: +untested: .* never timed on sm_121$", told, re.MULTILINE)
     assert re.search(r"^not hopper: +made of wgmma, which sm_90 alone has, not sm_121$", told, re.MULTILINE)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    assert run.main(["--doctor"]) == 0
+    assert "untested" not in capsys.readouterr().out
+
+
+def test_a_part_of_several_kinds_of_kernels_says_why_none_of_them_runs():
+    reason = why_not("sm_89")["fp8"]
+    assert "made of wgmma, which sm_90 alone has, not sm_89; made of products in fp8, which cuTile has for " in reason
 
 
 def test_parts_without_their_package_say_so():
     told = why_not("cpu", tuple(MODULES))
-    assert set(told.values()) == {f"the package {package} is not installed" for package in MODULES}
+    reasons = {f"the package {package} is not installed" for package in MODULES}
+    assert {each for why in told.values() for each in why.split("; ")} == reasons
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_89", "sm_100", "sm_121", "gfx942"])
+def test_the_front_door_is_pytorch_where_nothing_was_timed(arch):
+    for more in ({}, {"softcap": 30.0}, {"window": 128}, {"sinks": True}):
+        assert chosen(dataclasses.replace(HEADLINE, **more), arch).backend == "torch"
+
+
+def test_a_trace_that_the_gpu_here_cannot_take_is_shown_as_recorded(t4, monkeypatch, capsys):
+    monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: {"arch": "sm_89"})
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 9))
+    assert trace.main(["producer"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("Not measured here: made of wgmma, which sm_90 alone has, not sm_89. Recorded:\n")
+
+
+def test_a_container_asks_for_what_is_there():
+    asked = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
+    assert asked["image"].endswith(":3.12") and asked["hostRequirements"]["gpu"] == "optional"
+    made = subprocess.run(["make", "-n", *asked["postCreateCommand"].split()[1:]], cwd=ROOT, capture_output=True)
+    assert asked["postCreateCommand"].startswith("make ") and made.returncode == 0, made.stderr
 
 
 def test_colab_has_a_cell_and_a_badge_on_the_path_where_an_address_is_known(tmp_path):
