@@ -329,7 +329,7 @@ def test_a_file_is_shown_all_columns_and_no_line_is_broken():
 
 
 def test_tables_name_what_speeds_and_errors_stand_beside():
-    for direction, whose, who in (("forward", "SDPA's", "SDPA"), ("fp8", "e4m3 weights'", "step 300")):
+    for direction, whose, who in (("forward", "SDPA's", "SDPA"), ("fp8", "rounded weights'", "step 300")):
         run = recorded_path().model_copy(update={"direction": direction})
         [head] = [line for line in shown(run, None, None) if line.startswith("step")]
         assert f"error, of {whose}" in head and f"error ({whose})" in head and f"of {who} " in head
