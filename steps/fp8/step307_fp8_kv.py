@@ -14,9 +14,8 @@ would become zero, and of many keys that may add up. So the softmax is that of s
 from dataclasses import replace
 
 from steps.core.problems import DECODING
-from steps.everyday import step900_split_kv
 from steps.fp8 import step300_fp8_dequantized, step306_cutile_fp8
-from steps.fp8.decoding import QuantizedDecodeStep
+from steps.fp8.decoding import SPLIT_KV, QuantizedDecodeStep
 from tutorial_lib.problem import FP8
 
 STEP = QuantizedDecodeStep(
@@ -27,5 +26,5 @@ STEP = QuantizedDecodeStep(
     previous=step300_fp8_dequantized.STEP,
     fork=True,
     default_problem=replace(DECODING, kv_dtype=FP8),
-    **{**step900_split_kv.STEP.holes(), "softmax": step306_cutile_fp8.softmax_with_offset},
+    **{**SPLIT_KV.holes(), "softmax": step306_cutile_fp8.softmax_with_offset},
 )
