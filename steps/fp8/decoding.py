@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.quantized import QuantizedStep
+from steps.everyday import step900_split_kv
 from steps.everyday.decoding import DecodeStep
 from steps.everyday.variant import NUMBERS
 from steps.fp8.cutile import Fp8CuTileStep
@@ -14,6 +15,8 @@ from tutorial_lib.problem import FP8, Problem
 
 if TYPE_CHECKING:
     import torch
+
+SPLIT_KV = step900_split_kv.STEP  # its kernel is the one that reads fp8, too, though its part has a higher number
 
 
 @dataclass(frozen=True, kw_only=True)

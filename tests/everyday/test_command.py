@@ -34,6 +34,15 @@ def test_decoding_has_no_mask_and_few_queries(capsys, tmp_path):
     assert correct == [("sdpa", True), ("split_kv", True), ("group_rows", True)]  # a variant comes behind the steps
 
 
+def test_keys_in_fp8_are_of_the_pass_fp8(capsys, tmp_path):
+    asked = ["--seq-len-q", 1, "--seq-len", 300, "--kv-heads", 2, "--kv-dtype", "float8_e4m3fn", "--head-dim", 64]
+    status, out, _ = call(capsys, *asked, "--device", "cpu", "--output-dir", tmp_path)
+    found = recorded(tmp_path)
+    assert status == 0 and "S=1x300 D=64 fp16 kv=fp8 full" in out
+    assert found["direction"] == "fp8" and found["problem"]["kv_dtype"] == "float8_e4m3fn"
+    assert [(m["name"], m["correct"]) for m in found["steps"]] == [("fp8_dequantized", True), ("fp8_kv", True)]
+
+
 def test_pages_are_a_pass_of_their_own_with_a_mask(capsys, tmp_path):
     asked = ["--seq-len-q", 1, "--seq-len", 300, "--kv-heads", 2, "--page-size", 16, "--head-dim", 64]
     status, out, _ = call(capsys, *asked, "--device", "cpu", "--output-dir", tmp_path)

@@ -86,6 +86,15 @@ def test_queries_too_large_for_float16_are_no_trouble(device="cpu"):
         assert verdict.correct, verdict.explain()
 
 
+def test_the_offset_keeps_many_small_weights():
+    """One key has almost all weight and no value. The weights of the others are below 2^-25, and add up."""
+    q, k, v = (torch.zeros(1, 1, n, 64) for n in (1, 4001, 4001))
+    q[..., 0], k[..., 7, 0], v[..., :7, :], v[..., 8:, :] = 1.0, 18.0, 1.0, 1.0
+    exact = reference.attention_float64(q, k, v, False, 1.0)
+    found = STEP.attention(q.bfloat16(), *(x.to(torch.float8_e4m3fn) for x in (k, v)), scale=1.0)
+    torch.testing.assert_close(found.double(), exact, rtol=0.01, atol=0.0)
+
+
 @pytest.mark.parametrize("step", STEPS, ids=lambda s: s.name)
 def test_scales_are_those_of_their_heads_and_one_where_none_is_given(step):
     shape = problem(kv_heads=2)
