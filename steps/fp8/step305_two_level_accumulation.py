@@ -1,8 +1,8 @@
 """Step 305: sums in two levels.
 
-In fp8 the tensor cores of Hopper do not add in float32. They align the products and the sum to the largest exponent, and
-cut off what is more than 13 bits below it (``tutorial_lib.tensor_cores`` has the rule and its sources). A long row of
-small products is added to a sum that is large already, and each product loses its last bits.
+In fp8 the tensor cores of Hopper do not add in float32. They align the products and the sum to the largest exponent,
+and cut off what is more than 13 bits below it (``tutorial_lib.tensor_cores`` has the rule and its sources). A long row
+of small products is added to a sum that is large already, and each product loses its last bits.
 
 Here the tensor cores add up the PV product of one tile of keys alone, from zero. The sum over tiles is in registers, in
 float32. That takes no more instructions: the total was multiplied by the correction of the maxima before, and a fused
