@@ -63,7 +63,7 @@ class Pass(ABC):
 
     @abstractmethod
     def yardstick(self, problem: Problem, inputs: Tensors, exact: Tensors) -> tuple[float, ...]:
-        """For each output the largest error of PyTorch's own attention in the problem's dtype."""
+        """For each output what ``check`` allows twice: the largest error of PyTorch's own attention in this dtype."""
 
     def errors_of_parts(self, step, problem: Problem, allowed: tuple) -> tuple[float, ...]:
         """What ``yardstick`` gave for a step, taken apart: the largest error by each of ``parts``."""
