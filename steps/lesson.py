@@ -398,16 +398,13 @@ class Lesson:
         )
         everywhere = [dataclasses.replace(p, dtype=FP8) for p in CHECKED] if self.problem.fp8 else CHECKED
         asked = dict.fromkeys((*everywhere, like_this, *also))
-        headers, rows = [], []
-        for p in asked:
-            cells, parts = _accuracy(self.step, p, self.on_gpu)
-            rows.append([p.describe(), *cells, *(f"{error:.0e}" for error in parts.values())])
-            headers = headers or list(parts)
+        rows = [[p.describe(), *_accuracy(self.step, p, self.on_gpu)] for p in asked]
         by = {"torch": "by PyTorch", "cutile": "in the interpreter"}.get(self.step.backend, "on the simulator")
-        where, whose = "on this GPU" if self.on_gpu else f"{by}, on the CPU", pass_of(self.step).measure
+        kind = pass_of(self.step)
+        where, whose = "on this GPU" if self.on_gpu else f"{by}, on the CPU", kind.measure
         return Page(
             f"Run {where}; correct means an error of at most twice {whose} plus one rounding step:",
-            table(["problem", "largest error", whose, "correct", *headers], rows),
+            table(["problem", "largest error", whose, "correct", *kind.parts], rows),
         )
 
     @cached_property
@@ -624,7 +621,7 @@ class Lesson:
             return Page(f"{what}: {error}")
         rows = [[name, *(resources[key] for resources in pair)] for name, key in FIGURES]
         if self.on_gpu or other.unsupported(CHECKED[0], "cpu") is None:
-            found = [_accuracy(step, CHECKED[0], self.on_gpu)[0][2] for step in (self.step, other)]
+            found = [_accuracy(step, CHECKED[0], self.on_gpu)[2] for step in (self.step, other)]
             rows.append([f"correct, {CHECKED[0].describe()}", *found])
         if self.on_gpu:
             written_here = any(getattr(value, "__module__", None) == "__main__" for value in changes.values())
@@ -729,17 +726,17 @@ def _filled(changes: dict) -> list[str]:
     return [f"{name}={_name(value)}" for name, value in changes.items()]
 
 
-def _accuracy(step: Step, problem: Problem, on_gpu: bool) -> tuple[list[str], dict[str, float]]:
-    """(largest error, what is allowed twice, whether it is correct), and the parts of the second."""
+def _accuracy(step: Step, problem: Problem, on_gpu: bool) -> list[str]:
+    """The largest error, what is allowed twice, whether it is correct, and ``Pass.parts`` of what is allowed."""
     import secrets
 
     device, kind = "cuda" if on_gpu else "cpu", pass_of(step)
     if reason := step.unsupported(problem, describe_machine(device)["arch"] or "cpu"):
-        return [f"not for this step: {reason}", "", ""], {}
+        return [f"not for this step: {reason}", "", "", *("" for _ in kind.parts)]
     with gpu_turn(device):
         inputs = kind.inputs(problem, secrets.randbits(32), device)
         exact = kind.reference(problem, inputs)
         allowed = kind.yardstick(problem, inputs, exact)
         found = kind.check(step, problem, inputs, exact, allowed)
-    cells = [f"{found.max_error:.0e}", f"{found.reference_error:.0e}", "yes" if found.correct else "NO"]
-    return cells, kind.error_in_parts(step, problem, allowed)
+    parts = (f"{error:.0e}" for error in kind.errors_of_parts(step, problem, allowed))
+    return [f"{found.max_error:.0e}", f"{found.reference_error:.0e}", "yes" if found.correct else "NO", *parts]

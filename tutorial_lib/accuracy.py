@@ -7,7 +7,8 @@ A step is correct on a problem when, on fresh random inputs, every element of it
 where ``o_64`` is attention in float64 on the same inputs, ``o_sdpa`` is what ``scaled_dot_product_attention``
 gives for them in the same dtype on the same device, and the rounding step is the distance between neighbouring
 numbers of that dtype at the largest magnitude in ``o_64``. The output is filled with NaN before the step runs,
-so an element that nobody wrote fails the comparison: NaN never passes.
+so an element that nobody wrote fails the comparison: NaN never passes. For inputs in fp8, which SDPA does not take, the
+error in its place is of attention that rounds and adds as hardware does (``Quantized`` in ``tutorial_lib.passes``).
 """
 
 from __future__ import annotations

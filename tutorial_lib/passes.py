@@ -33,6 +33,7 @@ class Pass(ABC):
     measure = "SDPA's"  # whose error ``yardstick`` gives
     measure_in_tables = "SDPA's"
     baseline_in_tables = "SDPA"
+    parts: tuple[str, ...] = ()  # causes of that error that are told apart
     explained = ""  # what ``measure_in_tables`` stands for, where that is another's error
     products: int  # matrix products that the formulas take, each of 2 operations a query-key pair and head dimension
 
@@ -62,11 +63,11 @@ class Pass(ABC):
 
     @abstractmethod
     def yardstick(self, problem: Problem, inputs: Tensors, exact: Tensors) -> tuple[float, ...]:
-        """For each output the largest error of PyTorch's own attention in the problem's dtype."""
+        """For each output what ``check`` allows twice: the largest error of PyTorch's own attention in this dtype."""
 
-    def error_in_parts(self, step, problem: Problem, allowed: tuple) -> dict[str, float]:
-        """What ``yardstick`` gave for a step, taken apart where its parts are known: largest errors by their cause."""
-        return {}
+    def errors_of_parts(self, step, problem: Problem, allowed: tuple) -> tuple[float, ...]:
+        """What ``yardstick`` gave for a step, taken apart: the largest error by each of ``parts``."""
+        return ()
 
     def operations(self, problem: Problem) -> float:
         """Floating-point operations of the matrix products, by which TFLOPS are counted."""
@@ -416,6 +417,7 @@ class Quantized(Forward):
     baseline = "fp8_dequantized"
     measure = "that of rounding and adding in fp8"
     measure_in_tables = "fp8's"
+    parts = "weights in e4m3", "the tensor cores' sums"
     baseline_in_tables = "step 300"  # which converts to 16 bits before it calls SDPA
     explained = (
         "fp8's error is that of attention in float32 with weights rounded to e4m3, and with sums as the step has them: "
@@ -483,12 +485,9 @@ class Quantized(Forward):
         near = accuracy.compare(out[:, :, own.rows], known, less)
         return found if near.correct or strict.correct else near
 
-    def error_in_parts(self, step, problem, allowed):
-        if not problem.fp8:
-            return {}
+    def errors_of_parts(self, step, problem, allowed):
         [own] = allowed
-        added = own.added.abs().max().item() if step.sums_in_tensor_cores(problem) else 0.0
-        return {"weights in e4m3": own.in_float32, "tensor cores' sums": added}
+        return own.in_float32, own.added.abs().max().item() if step.sums_in_tensor_cores(problem) else 0.0
 
     @staticmethod
     def _bytes(problem: Problem, keys: int) -> int:

@@ -46,6 +46,7 @@ from tutorial_lib.clock import Clock
 from tutorial_lib.command import BadRequest
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
+from tutorial_lib.report import as_markdown
 from tutorial_lib.timing import Sample
 from tutorial_lib.worker import Inline, Worker, WorkerFailure
 
@@ -334,6 +335,9 @@ def test_tables_name_what_speeds_and_errors_stand_beside():
         [head] = [line for line in shown(run, None, None) if line.startswith("step")]
         assert f"error, of {whose}" in head and f"error ({whose})" in head and f"of {who} " in head
         assert {f"error ({whose})", f"error / {whose}", f"vs {who}"} <= {header for header, _ in tables.columns(run)}
+        for its in (run, untimed(run)):
+            _, told = as_markdown(its).split("## How it was measured")
+            assert f"at most twice {whose} plus" in told and ("SDPA" in told) == ("13 fraction bits" not in told)
 
 
 @pytest.mark.parametrize("width", [80, 100, 119, 140])

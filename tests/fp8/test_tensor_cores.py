@@ -95,8 +95,8 @@ def test_of_a_long_row_the_tensor_cores_lose_more_than_rounding_does_and_that_is
     inputs, exact, allowed = asked
     found = passes.QUANTIZED.check(made(), LONG, inputs, exact, allowed)
     assert found.correct and found.max_error > 2.5 * allowed[0].in_float32
-    parts = passes.QUANTIZED.error_in_parts(made(), LONG, allowed)
-    assert parts["tensor cores' sums"] > 2 * parts["weights in e4m3"]
+    of_weights, of_sums = passes.QUANTIZED.errors_of_parts(made(), LONG, allowed)
+    assert of_sums > 2 * of_weights
     assert not passes.QUANTIZED.check(made(in_tensor_cores=False), LONG, inputs, exact, allowed).correct
     assert passes.QUANTIZED.check(made(adds=reference.in_float32), LONG, inputs, exact, allowed).correct
 
