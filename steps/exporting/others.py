@@ -70,11 +70,10 @@ def _parts(text: str) -> tuple[dict[str, ast.expr], dict[str, list[str]]]:
 def _compared(own: tuple[dict, dict], other: tuple[dict, dict]) -> str:
     """What another program has otherwise: statements are quoted where they are few; else those of the launch alone."""
     (constants, functions), (its_constants, its_functions) = own, other
-    told = [
-        f"{name} {_value(value, constants.get(name))}"
-        for name, value in its_constants.items()
-        if not (name in constants and ast.unparse(constants[name]) == ast.unparse(value)) and _is_value(value)
-    ]
+    new = {name: value for name, value in its_constants.items() if not _same(value, constants.get(name))}
+    told = [f"{name} {ast.unparse(value)}" for name, value in new.items() if not isinstance(value, ast.Call | ast.Name)]
+    layouts = [name for name, value in new.items() if _is_layout(value) or _is_layout(constants.get(name))]
+    told += [f"other layouts {', '.join(layouts)}"] if layouts else []
     changed = {}
     for name in [name for name in functions if name in its_functions]:
         before, now = Counter(functions[name]), Counter(its_functions[name])
@@ -99,14 +98,9 @@ def _quoted(lines: list[str]) -> str:
     return " and ".join(f"`{textwrap.shorten(line, WIDEST, placeholder=' ...')}`" for line in dict.fromkeys(lines))
 
 
-def _is_value(node: ast.expr) -> bool:
-    """Whether it is a number, a list or a layout; fields of records are to be seen where they are read."""
-    return not isinstance(node, ast.Call) or ast.unparse(node.func).endswith("Layout")
+def _same(value: ast.expr, before: ast.expr | None) -> bool:
+    return before is not None and ast.unparse(value) == ast.unparse(before)
 
 
-def _value(value: ast.expr, before: ast.expr | None) -> str:
-    """A constant's value; of a layout of the same kind as before, what of it is another."""
-    if isinstance(value, ast.Call) and isinstance(before, ast.Call) and not value.args and value.keywords:
-        known = {ast.unparse(part) for part in before.keywords}
-        return f"with {', '.join(word for word in map(ast.unparse, value.keywords) if word not in known)}"
-    return ast.unparse(value)
+def _is_layout(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and ast.unparse(value.func).endswith("Layout")

@@ -183,7 +183,7 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
         "tag": Raw(step.name),
         "theirs": Raw("PyTorch" if problem.softcap or problem.page_size else "SDPA"),
         "operations": Raw(f"{int(pass_of(step).operations(problem)):_}"),
-        **dict.fromkeys(("ragged", "section", "queries", "all_seen", "lists", "together"), None),
+        **dict.fromkeys(("ragged", "section", "queries", "all_seen", "lists", "together", "tma"), None),
     }
 
 

@@ -37,7 +37,8 @@ from steps.writing.values import CannotFlatten, depth
 SKIP = "  # fmt: skip"
 ROLES = re.compile(
     r"^(?P<margin> *)WORKERS: gl\.constexpr = (?P<warps>.*)\n *BUDGETS: gl\.constexpr = (?P<registers>.*)\n"
-    r" *gl\.warp_specialize\(\n *\[\n(?P<roles>(?: *\(.*\),\n)+) *\],\n *WORKERS,\n *BUDGETS,\n *\)",
+    r"(?P<between>(?:.*\n)*?) *gl\.warp_specialize\(\n *\[\n(?P<roles>(?: *\(.*\),\n)+) *\],\n"
+    r" *WORKERS,\n *BUDGETS,\n *\)",
     re.MULTILINE,
 )
 MATRICES = "LinearLayout("  # which ruff would spread over many lines
@@ -162,8 +163,9 @@ def formatted(text: str) -> str:
 
 def _roles(found: re.Match) -> str:
     """A call of ``warp_specialize`` with a line for each role, and none for a bracket alone."""
-    margin, roles = found["margin"], found["roles"].replace("\n    ", "\n").removeprefix("    ")
-    return f"{margin}gl.warp_specialize([\n{roles}{margin}], {found['warps']}, {found['registers']}){SKIP}"
+    before, margin = found["between"], found["margin"]
+    roles = found["roles"].replace("\n    ", "\n").removeprefix("    ")
+    return f"{before}{margin}gl.warp_specialize([\n{roles}{margin}], {found['warps']}, {found['registers']}){SKIP}"
 
 
 def _broken(line: str) -> str:

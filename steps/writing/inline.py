@@ -2,9 +2,10 @@
 
 A skeleton is cut into small functions, as several kernels share them. In the text of one kernel most are called once,
 and a reader would have to look each of them up. Their statements stand in place of the call then, below their
-docstring's first line; so do those of a tiny function that two places call. A call inside an expression is taken out of
-it first. Left alone are functions of another module of the package than their caller, such as those that fill a step's
-holes, unless that is a module of pieces (``PIECES`` of the package), and loops that a branch calls.
+docstring's first line; so do those of a tiny function that more places call, where the text becomes shorter. A call
+inside an expression is taken out of it first. Left alone are functions of another module of the package than their
+caller, such as those that fill a step's holes, unless that is a module of pieces (``PIECES`` of the package), and loops
+that a branch calls.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from steps.writing.trees import (
     uses,
 )
 
-TINY = 2  # statements of a function that is written out although two places call it
+TINY = 4  # statements of a function that is written out although two places call it; although more do, one
+GAIN = 2  # lines by which the text must become shorter then
 
 
 def inline(
@@ -43,34 +45,56 @@ def inline(
     modules: where each of them comes from.
     """
     functions = dict(functions)
-    tried: set[str] = set()
     while True:
         reads = {name: uses(tree).loads for name, tree in functions.items()}
-        for name, tree in functions.items():
-            callers = {caller: found[name] for caller, found in reads.items() if found[name]}
-            if name in kept or name in tried or not callers:
+        callers = {name: {caller: its[name] for caller, its in reads.items() if its[name]} for name in functions}
+        leaves = [name for name, its in reads.items() if not any(its[other] for other in functions)]
+        # What is called once comes first: a function is tiny or is not when all that is its own stands in it.
+        once = [name for name, its in callers.items() if sum(its.values()) == 1]
+        for name in (*once, *(name for name in leaves if name not in once)):
+            if name in kept or not callers[name]:
                 continue
-            tried.add(name)
-            if not all(_together(modules[caller], modules[name]) for caller in callers):
-                continue
-            if not all(_suits(name, tree, functions[caller], sum(callers.values())) for caller in callers):
-                continue
-            written = {caller: _written_out(name, tree, functions[caller], times) for caller, times in callers.items()}
-            if all(written.values()):
+            if written := _in_callers(name, functions, callers[name], modules):
                 functions |= written
                 del functions[name]
-                tried.clear()
                 break
         else:
             return functions
 
 
-def _written_out(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, times: int) -> cst.FunctionDef | None:
-    """The caller with so many calls of a function written out, None where that cannot be done for all."""
-    if times == 1:
+def _in_callers(
+    name: str, functions: dict[str, cst.FunctionDef], callers: dict[str, int], modules: dict[str, str]
+) -> dict[str, cst.FunctionDef] | None:
+    """The callers of a function with it written out, or None where that cannot or should not be done."""
+    tree, calls = functions[name], sum(callers.values())
+    if not all(
+        _together(modules[caller], modules[name]) and _suits(name, tree, functions[caller], calls) for caller in callers
+    ):
+        return None
+    written = {caller: _written_out(name, tree, functions[caller], times, calls) for caller, times in callers.items()}
+    if not all(written.values()):
+        return None
+    before = _length(tree, *(functions[caller] for caller in callers))
+    return written if calls == 1 or before - _length(*written.values()) >= GAIN else None
+
+
+def _length(*trees: cst.FunctionDef) -> int:
+    """Lines of functions, each behind two that are empty; a line that is too long becomes three."""
+    lines = [line for tree in trees for line in code(tree).splitlines()]
+    return sum(3 if len(line) > LINE_LENGTH else 1 for line in lines) + 2 * len(trees)
+
+
+def _written_out(
+    name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, times: int, calls: int
+) -> cst.FunctionDef | None:
+    """The caller with so many calls of a function written out, None where that cannot be done for all.
+
+    calls: in the whole program. Of a statement that stands in many places no comment says what it does.
+    """
+    if times <= 2:
         caller = caller.visit(_InFront(name, {*uses(caller.body).stores}))
     for _ in range(times):
-        place = _Place(name, callee, caller)
+        place = _Place(name, callee, caller, plain=calls > 2)
         caller = caller.visit(place)
         if not place.done:
             return None
@@ -120,7 +144,7 @@ def _together(caller: str, callee: str) -> bool:
 
 
 def _suits(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool:
-    """Whether a function can be written out at all, and should be: called once, or a tiny one that two places call.
+    """Whether a function can be written out at all, and should be: called once, or a tiny one that more places call.
 
     A loop that a branch calls stays a function: it is another kernel than what the other branch does.
     """
@@ -139,15 +163,14 @@ def _suits(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, calls: i
         return not (loops and any(uses(branch).loads[name] for branch in found_in(caller, cst.If)))
     if any(found_in(statement, cst.AnnAssign) for statement in body):
         return False  # its constants would stand there twice
-    short = sum(len(code(statement)) for statement in body) <= LINE_LENGTH
-    return calls == 2 and lines <= TINY and short and not one_expression
+    return lines <= (TINY if calls == 2 else 1) and not one_expression and "inline_asm" not in code(callee)
 
 
 class _Place(cst.CSTTransformer):
     """Finds the statement that is nothing but the call, and puts the function's body in its place."""
 
-    def __init__(self, name: str, callee: cst.FunctionDef, caller: cst.FunctionDef):
-        self.name, self.callee, self.caller, self.done = name, callee, caller, False
+    def __init__(self, name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, plain: bool):
+        self.name, self.callee, self.caller, self.plain, self.done = name, callee, caller, plain, False
 
     def leave_IndentedBlock(self, original, updated):
         for n, statement in enumerate(updated.body):
@@ -251,7 +274,8 @@ class _Place(cst.CSTTransformer):
             written.append(_commented(last, end))
         if written:
             written[-1] = _commented(written[-1], statement, above=False)
-        return _headed(statement, [*bindings, *written], self.callee.get_docstring())
+        docstring = None if self.plain else self.callee.get_docstring()
+        return _headed(statement, [*bindings, *written], docstring, code(self.caller))
 
 
 def _is_first(value: cst.BaseExpression) -> bool:
@@ -278,8 +302,8 @@ def _assign(targets: list[str], values: list[cst.BaseExpression]) -> cst.SimpleS
     return cst.parse_statement(f"{', '.join(targets)} = {', '.join(map(code, values))}")
 
 
-def _headed(statement, body: list, docstring: str | None) -> list:
-    """The body with what stood above the call, and with what the docstring says first as a comment."""
+def _headed(statement, body: list, docstring: str | None, caller: str) -> list:
+    """The body with what stood above the call, and what the docstring says first as a comment: once in a caller."""
     if not body:
         return []
     lines = list(statement.leading_lines)
@@ -294,7 +318,7 @@ def _headed(statement, body: list, docstring: str | None) -> list:
         said = re.sub("^Likewise: (.)", lambda found: found[1].upper(), said)
         if len(said) > LINE_LENGTH:
             said = said.partition(". ")[0].rstrip(".") + "."
-        lines.append(cst.EmptyLine(comment=cst.Comment(f"# {said}")))
+        lines += [cst.EmptyLine(comment=cst.Comment(f"# {said}"))] * (f"# {said}\n" not in caller)
     return [body[0].with_changes(leading_lines=lines + inner), *body[1:]]
 
 
