@@ -21,13 +21,12 @@ QUOTED, WIDEST = 4, 100  # statements that are told in full, and characters of o
 LAUNCHES = ("attention", "gradients", "paged")  # functions that launch kernels
 CHECKS = ("check", "exact", "main", "hidden", "pytorch")  # functions that launch nothing
 TOLD = (
-    "For other problems `python -m steps.export {}` writes other programs. They differ as follows, and in checks. A "
-    "quoted statement is new: it replaces the one that assigns the same name, or is added."
+    "With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):"
 )
 
 
 def for_other_problems(step: Step, problem: Problem, text: str, make: Callable[[Problem], str]) -> str:
-    """A paragraph of the header: which command writes the other programs, and what would be otherwise in each.
+    """Lines of the header, behind the command that writes the program: what other options of it change.
 
     text: of the program. make: gives that for another problem, and may raise Unsupported.
     """
@@ -47,7 +46,7 @@ def for_other_problems(step: Step, problem: Problem, text: str, make: Callable[[
             continue
         told = _compared(own, other)
         lines.append(textwrap.fill(f"{option}: {told}", LINE_LENGTH, initial_indent="  ", subsequent_indent="    "))
-    return "\n".join([textwrap.fill(TOLD.format(step.name), LINE_LENGTH), *lines]) if lines else ""
+    return "\n".join([TOLD, *lines]) if lines else ""
 
 
 def _parts(text: str) -> tuple[dict[str, ast.expr], dict[str, list[str]]]:

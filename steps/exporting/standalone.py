@@ -136,9 +136,9 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str,
             f"    {FUNCTIONS[step.direction]}({INPUTS[step.direction]}, scale=None) -> {', '.join(returned)}",
             textwrap.fill(" ".join(told), LINE_LENGTH),
             *launch.tables(),
-            *filter(None, [others]),
             f"Made from step {step.label} ({step.title}) of the FMHA tutorial by\n"
-            f"python -m steps.export {step.name} {' '.join(options)}\n",
+            f"python -m steps.export {step.name} {' '.join(options)}\n{others}".rstrip()
+            + "\n",
         ]
     )
 

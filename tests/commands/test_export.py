@@ -370,6 +370,21 @@ def test_a_program_tells_in_one_line_what_it_was_not_made_for(launches):
             module.attention(*given)
 
 
+def test_a_program_takes_no_tensor_that_tma_cannot_read(launches):
+    step = get_step("wgmma")
+    module = program_of(step, case(step), launches)
+    q, k, v = pass_of(step).inputs(case(step), 0)
+    room = q.new_zeros(q.numel() + 4 * q.shape[2] * q.shape[1])
+    misplaced = room[1 : q.numel() + 1].view(q.shape)
+    wide = room.view(*q.shape[:3], -1)[..., : q.shape[3]]
+    for given in (misplaced, wide, q[:, :, :1].expand(q.shape), q.mT.contiguous().mT):
+        with pytest.raises(
+            ValueError, match="q: expected strides in steps of 16 bytes, as TMA reads, and a last one of 1"
+        ):
+            module.attention(given, k, v)
+    module.attention(q.transpose(1, 2).contiguous().transpose(1, 2), k, v)
+
+
 @sampled(core=lambda step: step.name == "wgmma")
 @pytest.mark.parametrize("step", [s for s in KEPT if s.backend in ("hopper", "blackwell")], ids=lambda step: step.name)
 def test_the_table_of_shared_memory_is_what_triton_allocates(step):
