@@ -91,7 +91,7 @@ def _written_out(
 
     calls: in the whole program. Of a statement that stands in many places no comment says what it does.
     """
-    if times <= 2:
+    if calls == 1:
         caller = caller.visit(_InFront(name, {*uses(caller.body).stores}))
     for _ in range(times):
         place = _Place(name, callee, caller, plain=calls > 2)
