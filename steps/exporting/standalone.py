@@ -88,7 +88,7 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
     launch = launch_of(step.configured(problem, arch), problem, arch)
     launch = with_lse(step, launch) if lse else launch
     kernels = {name: (entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
-    text = without_docstring(flat_text(*kernels.values()))
+    text = without_docstring(flat_text(*kernels.values(), alone=True))
     for said, instead in WORDS.items() if launch.values["ragged"] else (WORDS | NO_PADDING).items():
         text = text.replace(said, instead)
     names: dict[str, Raw] = {}

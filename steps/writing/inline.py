@@ -2,17 +2,17 @@
 
 A skeleton is cut into small functions, as several kernels share them. In the text of one kernel most are called once,
 and a reader would have to look each of them up. Their statements stand in place of the call then, below their
-docstring's first line; so do those of a tiny function that more places call, where the text becomes shorter. A call
-inside an expression is taken out of it first. Left alone are functions of another module of the package than their
-caller, such as those that fill a step's holes, unless that is a module of pieces (``PIECES`` of the package), and loops
-that a branch calls.
+docstring's first line; so do those of a tiny function that two places call. In a program that stands alone a few more
+do, where it becomes shorter. A call inside an expression is taken out of it first. Left alone are functions of another
+module of the package than their caller, such as those that fill a step's holes, unless that is a module of pieces
+(``PIECES`` of the package), and loops that a branch calls.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import libcst as cst
 
@@ -33,49 +33,50 @@ from steps.writing.trees import (
     uses,
 )
 
-TINY = 4  # statements of a function that is written out although two places call it; although more do, one
-GAIN = 2  # lines by which the text must become shorter then
+TINY = 2  # statements of a function that is written out although two places call it
+TINY_ALONE = 4  # the same, in a text that stands alone; of one that more places call, a single one
+GAIN = 2  # lines by which such a text must become shorter then
 
 
 def inline(
-    functions: dict[str, cst.FunctionDef], modules: dict[str, str], kept: Collection[str]
+    functions: dict[str, cst.FunctionDef], modules: dict[str, str], kept: Collection[str], alone: bool = False
 ) -> dict[str, cst.FunctionDef]:
     """The functions of a program with those called once written out, but for those kept.
 
-    modules: where each of them comes from.
+    modules: where each of them comes from. alone: whether no chapter speaks of them; more are written out then.
     """
     functions = dict(functions)
-    while True:
-        reads = {name: uses(tree).loads for name, tree in functions.items()}
-        callers = {name: {caller: its[name] for caller, its in reads.items() if its[name]} for name in functions}
-        leaves = [name for name, its in reads.items() if not any(its[other] for other in functions)]
-        # What is called once comes first: a function is tiny or is not when all that is its own stands in it.
-        once = [name for name, its in callers.items() if sum(its.values()) == 1]
-        for name in (*once, *(name for name in leaves if name not in once)):
-            if name in kept or not callers[name]:
-                continue
-            if written := _in_callers(name, functions, callers[name], modules):
-                functions |= written
-                del functions[name]
-                break
-        else:
-            return functions
+    while _write_one_out(functions, modules, kept, _suits):
+        continue
+    while alone and _write_one_out(functions, modules, kept, _suits_alone):
+        continue
+    return functions
 
 
-def _in_callers(
-    name: str, functions: dict[str, cst.FunctionDef], callers: dict[str, int], modules: dict[str, str]
-) -> dict[str, cst.FunctionDef] | None:
-    """The callers of a function with it written out, or None where that cannot or should not be done."""
-    tree, calls = functions[name], sum(callers.values())
-    if not all(
-        _together(modules[caller], modules[name]) and _suits(name, tree, functions[caller], calls) for caller in callers
-    ):
-        return None
-    written = {caller: _written_out(name, tree, functions[caller], times, calls) for caller, times in callers.items()}
-    if not all(written.values()):
-        return None
-    before = _length(tree, *(functions[caller] for caller in callers))
-    return written if calls == 1 or before - _length(*written.values()) >= GAIN else None
+def _write_one_out(
+    functions: dict[str, cst.FunctionDef], modules: dict[str, str], kept: Collection[str], suits: Callable
+) -> bool:
+    """Writes the first function out that suits; whether there was one."""
+    reads = {name: uses(tree).loads for name, tree in functions.items()}
+    for name, tree in functions.items():
+        callers = {caller: found[name] for caller, found in reads.items() if found[name]}
+        calls = sum(callers.values())
+        if name in kept or not callers or (suits is _suits_alone and any(reads[name][other] for other in functions)):
+            continue  # in a text that stands alone functions are tiny with all that they call
+        if not all(_together(modules[caller], modules[name]) for caller in callers):
+            continue
+        if not all(suits(name, tree, functions[caller], calls) for caller in callers):
+            continue
+        apart = suits is _suits
+        written = {
+            caller: _written_out(name, tree, functions[caller], times, apart) for caller, times in callers.items()
+        }
+        before = _length(tree, *(functions[caller] for caller in callers))
+        if all(written.values()) and (apart or before - _length(*written.values()) >= GAIN):
+            functions |= written
+            del functions[name]
+            return True
+    return False
 
 
 def _length(*trees: cst.FunctionDef) -> int:
@@ -85,16 +86,16 @@ def _length(*trees: cst.FunctionDef) -> int:
 
 
 def _written_out(
-    name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, times: int, calls: int
+    name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, times: int, apart: bool
 ) -> cst.FunctionDef | None:
     """The caller with so many calls of a function written out, None where that cannot be done for all.
 
-    calls: in the whole program. Of a statement that stands in many places no comment says what it does.
+    apart: whether the call may be taken out of an expression first.
     """
-    if calls == 1:
+    if apart and times == 1:
         caller = caller.visit(_InFront(name, {*uses(caller.body).stores}))
     for _ in range(times):
-        place = _Place(name, callee, caller, plain=calls > 2)
+        place = _Place(name, callee, caller)
         caller = caller.visit(place)
         if not place.done:
             return None
@@ -144,33 +145,48 @@ def _together(caller: str, callee: str) -> bool:
 
 
 def _suits(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool:
-    """Whether a function can be written out at all, and should be: called once, or a tiny one that more places call.
+    """Whether a function can be written out at all, and should be: called once, or a tiny one that two places call.
 
     A loop that a branch calls stays a function: it is another kernel than what the other branch does.
     """
-    body = statements(callee)
-    if not body or callee.params.star_arg != cst.MaybeSentinel.DEFAULT or callee.params.kwonly_params:
-        return False
-    returns, lines = (
-        sum(len(found_in(statement, kind)) for statement in body) for kind in (cst.Return, cst.SimpleStatementLine)
-    )
-    ends = isinstance(small(body[-1]), cst.Return)
-    one_expression = ends and len(body) == 1
-    if returns != int(ends) or (one_expression and "inline_asm" in code(body[0])):  # whose name tells what it does
+    if not _is_plain(callee):
         return False
     if calls == 1:
         loops = found_in(callee, cst.For, cst.While)
         return not (loops and any(uses(branch).loads[name] for branch in found_in(caller, cst.If)))
-    if any(found_in(statement, cst.AnnAssign) for statement in body):
-        return False  # its constants would stand there twice
-    return lines <= (TINY if calls == 2 else 1) and not one_expression and "inline_asm" not in code(callee)
+    short = sum(len(code(statement)) for statement in statements(callee)) <= LINE_LENGTH
+    return calls == 2 and short and _is_tiny(callee, TINY)
+
+
+def _suits_alone(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool:
+    """Likewise, of a text that stands alone; what it gains is asked for beside."""
+    assembly = "inline_asm" in code(callee)  # the function's name tells what that does
+    return calls > 1 and not assembly and _is_plain(callee) and _is_tiny(callee, TINY_ALONE if calls == 2 else 1)
+
+
+def _is_plain(callee: cst.FunctionDef) -> bool:
+    """Whether a function's statements can stand where it is called: one return at most, at the end."""
+    body = statements(callee)
+    if not body or callee.params.star_arg != cst.MaybeSentinel.DEFAULT or callee.params.kwonly_params:
+        return False
+    returns = sum(len(found_in(statement, cst.Return)) for statement in body)
+    ends = isinstance(small(body[-1]), cst.Return)
+    return returns == int(ends) and not (ends and len(body) == 1 and "inline_asm" in code(body[0]))
+
+
+def _is_tiny(callee: cst.FunctionDef, most: int) -> bool:
+    """Whether a function has so few statements; no single expression, and no constants, which would stand twice."""
+    body = statements(callee)
+    lines = sum(len(found_in(statement, cst.SimpleStatementLine)) for statement in body)
+    one_expression = len(body) == 1 and isinstance(small(body[0]), cst.Return)
+    return lines <= most and not one_expression and not found_in(cst.Module(body), cst.AnnAssign)
 
 
 class _Place(cst.CSTTransformer):
     """Finds the statement that is nothing but the call, and puts the function's body in its place."""
 
-    def __init__(self, name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, plain: bool):
-        self.name, self.callee, self.caller, self.plain, self.done = name, callee, caller, plain, False
+    def __init__(self, name: str, callee: cst.FunctionDef, caller: cst.FunctionDef):
+        self.name, self.callee, self.caller, self.done = name, callee, caller, False
 
     def leave_IndentedBlock(self, original, updated):
         for n, statement in enumerate(updated.body):
@@ -274,8 +290,7 @@ class _Place(cst.CSTTransformer):
             written.append(_commented(last, end))
         if written:
             written[-1] = _commented(written[-1], statement, above=False)
-        docstring = None if self.plain else self.callee.get_docstring()
-        return _headed(statement, [*bindings, *written], docstring, code(self.caller))
+        return _headed(statement, [*bindings, *written], self.callee.get_docstring(), code(self.caller))
 
 
 def _is_first(value: cst.BaseExpression) -> bool:
