@@ -293,15 +293,15 @@ MOST_LINES = {"cutile": 300, "gluon": 300, "cdna": 300, "hopper": 450, "blackwel
 MOST_HOST = 130
 LONGER = {
     "next_softmax_first": 476,
-    "deterministic": 505,
-    "backward_ping_pong": 470,
-    "fused_pre_post": 690,
-    "coalesced_atomics": 720,
+    "deterministic": 506,
+    "backward_ping_pong": 464,
+    "fused_pre_post": 638,
+    "coalesced_atomics": 669,
     "deferred_reduce_add": 643,
-    "fast_deterministic": 590,
-    "blackwell_persistent": 515,
-    "two_cta_backward": 550,
-    "next_scores_first": 590,
+    "fast_deterministic": 549,
+    "blackwell_persistent": 503,
+    "two_cta_backward": 539,
+    "next_scores_first": 557,
 }
 ABOUT_HERE = re.compile(r"tutorial_lib|steps\.(?!export)|(?:from|import) steps|\w\.py\b|skeleton|notebook")
 
