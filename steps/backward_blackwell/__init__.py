@@ -4,3 +4,6 @@
 the kernel whose clusters own keys, and computes dK and dV; ``queries`` is the one whose clusters own queries, and
 computes dQ; ``skeleton`` launches.
 """
+
+# Modules of pieces that kernels are made of. A piece that a kernel uses once is written out where it is used.
+PIECES = ("lib",)

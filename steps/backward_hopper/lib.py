@@ -183,17 +183,16 @@ def rooms(dtype: gl.constexpr, variant: gl.constexpr):
     SCORE_SHAPE: gl.constexpr = [2, variant.tile.key, variant.tile.query]
     D_QUERY: gl.constexpr = [1, 1, variant.query_rows, variant.query_columns]
     SUM_SHAPE: gl.constexpr = [variant.warpgroups, 1, 1, variant.query_rows, variant.query_columns]
-    return Tiles(
-        gl.allocate_shared_memory(dtype, KEY_SHAPE, variant.shared),
-        gl.allocate_shared_memory(dtype, KEY_SHAPE, variant.shared),
-        gl.allocate_shared_memory(dtype, QUERY_SHAPE, variant.shared),
-        gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, variant.shared_numbers),
-        gl.allocate_shared_memory(dtype, QUERY_SHAPE, variant.shared),
-        gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, variant.shared_numbers),
-        gl.allocate_shared_memory(dtype, SCORE_SHAPE, variant.shared_scores),
-        gl.allocate_shared_memory(gl.float32, SUM_SHAPE, variant.shared_sums) if variant.adding.by_tma else None,
-        gl.allocate_shared_memory(gl.float32, D_QUERY, variant.shared_sums) if variant.helpers.zeros else None,
-    )
+    key = gl.allocate_shared_memory(dtype, KEY_SHAPE, variant.shared)
+    value = gl.allocate_shared_memory(dtype, KEY_SHAPE, variant.shared)
+    query = gl.allocate_shared_memory(dtype, QUERY_SHAPE, variant.shared)
+    lse = gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, variant.shared_numbers)
+    d_output = gl.allocate_shared_memory(dtype, QUERY_SHAPE, variant.shared)
+    row_sum = gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, variant.shared_numbers)
+    d_scores = gl.allocate_shared_memory(dtype, SCORE_SHAPE, variant.shared_scores)
+    d_query = gl.allocate_shared_memory(gl.float32, SUM_SHAPE, variant.shared_sums) if variant.adding.by_tma else None
+    zeros = gl.allocate_shared_memory(gl.float32, D_QUERY, variant.shared_sums) if variant.helpers.zeros else None
+    return Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query, zeros)
 
 
 @gluon.jit
@@ -210,8 +209,7 @@ def rings(variant: gl.constexpr):
     sums_empty = barrier_ring(WARPGROUPS, 1) if variant.helpers.hear else None
     keys_full = barrier_ring(1, 1)
     query_empty = barrier_ring(STAGES, WARPGROUPS)
-    d_output_full = barrier_ring(STAGES, 1)
-    d_output_empty = barrier_ring(STAGES, WARPGROUPS)
+    d_output_full, d_output_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
     return Barriers(
         keys_full, query_full, query_empty, d_output_full, d_output_empty, d_scores_full, d_scores_empty, done, turns,
         sums_full, sums_empty, room_for_weights(variant) if variant.roles_apart else None,
@@ -347,7 +345,7 @@ NOBODY = Helpers(None, None, nothing, nothing, ())
 def fetch_rows(array, numbers, slot, number_slot, full, head, batch, i, line, variant: gl.constexpr):
     """Ask TMA for the i-th tile of queries of Q or dO, and for its log-sum-exps or row sums."""
     ROWS: gl.constexpr = variant.tile.query
-    mbarrier.expect(full, ROWS * (variant.head_dim * slot.dtype.primitive_bitwidth // 8 + 4))
+    mbarrier.expect(full, array.nbytes_per_cta + numbers.nbytes_per_cta)
     tma.async_load(array, [batch, head, i * ROWS, 0], full, slot)
     tma.async_load(numbers, [line, i * ROWS], full, number_slot)
 
@@ -357,7 +355,7 @@ def produce(arrays, tiles, barriers, work, aside, variant: gl.constexpr):
     """The producer: fetches the block's keys and values, and then tiles of queries, each when its slot is empty."""
     STAGES: gl.constexpr = variant.stages
     full = barriers.keys_full.index(0)
-    mbarrier.expect(full, 2 * variant.tile.key * variant.head_dim * tiles.key.dtype.primitive_bitwidth // 8)
+    mbarrier.expect(full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
     tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], full, tiles.key)
     tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], full, tiles.value)
     variant.begin.let()

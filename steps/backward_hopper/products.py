@@ -193,8 +193,8 @@ def issue_from_zero(values, d_output, row_sum, iteration, variant: gl.constexpr)
 @gluon.jit
 def less_row_sums(weights, d_weights, row_sum, iteration, dtype: gl.constexpr, variant: gl.constexpr):
     """dS: the row sums are taken off now."""
-    d_weights -= number_of(row_sum, iteration, variant)
-    return (weights * d_weights).to(dtype)
+    row_sums = number_of(row_sum, iteration, variant)
+    return (weights * (d_weights - row_sums)).to(dtype)
 
 
 @gluon.jit

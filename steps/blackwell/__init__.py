@@ -4,3 +4,6 @@
 memory; ``softmax`` what is done with scores; ``together`` is the kernel whose warps all do the same, ``roles`` the one
 whose warps have roles; ``kernel`` puts them together, and ``skeleton`` launches.
 """
+
+# Modules of pieces that kernels are made of. A piece that a kernel uses once is written out where it is used.
+PIECES = ("columns", "softmax", "taking", "together")

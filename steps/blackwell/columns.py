@@ -78,10 +78,10 @@ def rescale(output, factor, variant: gl.constexpr):
     """Multiply the rows of an output [query, head_dim] by a factor [query], some columns at a time."""
     AT_ONCE: gl.constexpr = variant.at_once
     HEAD_DIM: gl.constexpr = variant.head_dim
-    factor = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]
+    by = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]
     for column in gl.static_range(0, HEAD_DIM, AT_ONCE):
         some = output.slice(column, AT_ONCE)
-        some.store(some.load(variant.output) * factor)
+        some.store(some.load(variant.output) * by)
 
 
 @gluon.jit
@@ -89,9 +89,9 @@ def to_shared_memory(output, factor, slot, variant: gl.constexpr):
     """Multiply as ``rescale`` does, and store the output in shared memory, from which TMA takes it."""
     AT_ONCE: gl.constexpr = variant.at_once
     HEAD_DIM: gl.constexpr = variant.head_dim
-    factor = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]
+    by = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]
     for column in gl.static_range(0, HEAD_DIM, AT_ONCE):
-        some = output.slice(column, AT_ONCE).load(variant.output) * factor
+        some = output.slice(column, AT_ONCE).load(variant.output) * by
         slot.slice(column, AT_ONCE, 1).store(some.to(slot.dtype))
 
 
@@ -100,7 +100,7 @@ def to_panels(output, factor, panels, variant: gl.constexpr):
     """As ``to_shared_memory``, to a panel for every AT_ONCE columns [panel, ..., query, column]."""
     AT_ONCE: gl.constexpr = variant.at_once
     HEAD_DIM: gl.constexpr = variant.head_dim
-    factor = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]
+    by = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]
     for n in gl.static_range(HEAD_DIM // AT_ONCE):
-        some = output.slice(n * AT_ONCE, AT_ONCE).load(variant.output) * factor
+        some = output.slice(n * AT_ONCE, AT_ONCE).load(variant.output) * by
         panels.index(n).reshape([variant.rows, AT_ONCE]).store(some.to(panels.dtype))

@@ -71,10 +71,8 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     taken = room_for_answer(variant) if variant.taken else None
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken)
     if variant.ctas == 1:
-        query_full = barrier_ring(WARPGROUPS, 1)
-        key_full = barrier_ring(STAGES, 1)
-        value_full = barrier_ring(STAGES, 1)
-        scores_full = barrier_ring(WARPGROUPS, 1)
+        query_full, key_full = barrier_ring(WARPGROUPS, 1), barrier_ring(STAGES, 1)
+        value_full, scores_full = barrier_ring(STAGES, 1), barrier_ring(WARPGROUPS, 1)
         output_full = barrier_ring(WARPGROUPS, 1)
     else:
         PRODUCTS: gl.constexpr = variant.products  # that must end before any CTA goes on
@@ -88,57 +86,41 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
         if variant.ctas == 1:
             fence_async_shared()  # TMA and the tensor cores see the barriers; in a cluster Triton sees to it
         work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant)
-    elif not variant.correction:
-        barriers = Barriers(
-            query_full,
-            key_full,
-            value_full,
-            scores_full,
-            output_full,
-            barrier_ring(STAGES, 1),
-            barrier_ring(STAGES, 1),
-            barrier_ring(WARPGROUPS, ARRIVALS),
-            barrier_ring(WARPGROUPS, 1) if variant.persistent else None,
-        )
-        fence_async_shared()
-        if variant.warpgroups == 2:
-            gl.warp_specialize(
-                [
-                    (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 0, variant)),
-                    (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 1, variant)),
-                    (multiply, (tiles, columns, barriers, work, variant)),
-                    (copy, (arrays, tiles, barriers, work, variant)),
-                ],
-                WORKERS,
-                BUDGETS,
-            )
-        else:
-            gl.warp_specialize(
-                [
-                    (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 0, variant)),
-                    (multiply, (tiles, columns, barriers, work, variant)),
-                    (copy, (arrays, tiles, barriers, work, variant)),
-                ],
-                WORKERS,
-                BUDGETS,
-            )
     else:
-        factors = gl.allocate_shared_memory(gl.float32, [WARPGROUPS, variant.rows], variant.factors)
+        FACTORS: gl.constexpr = [WARPGROUPS, variant.rows]
+        factors = gl.allocate_shared_memory(gl.float32, FACTORS, variant.factors) if variant.correction else None
+        key_empty, value_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, 1)
+        weights_full = barrier_ring(WARPGROUPS, ARRIVALS)
+        query_empty = barrier_ring(WARPGROUPS, 1) if variant.persistent else None
+        factors_full = barrier_ring(WARPGROUPS, 1) if variant.correction else None
+        factors_empty = barrier_ring(WARPGROUPS, 1) if variant.correction else None
         barriers = Barriers(
-            query_full,
-            key_full,
-            value_full,
-            scores_full,
-            output_full,
-            barrier_ring(STAGES, 1),
-            barrier_ring(STAGES, 1),
-            barrier_ring(WARPGROUPS, ARRIVALS),
-            barrier_ring(WARPGROUPS, 1) if variant.persistent else None,
-            barrier_ring(WARPGROUPS, 1),
-            barrier_ring(WARPGROUPS, 1),
-        )
+            query_full, key_full, value_full, scores_full, output_full, key_empty, value_empty, weights_full,
+            query_empty, factors_full, factors_empty,
+        )  # fmt: skip
         fence_async_shared()
-        if variant.warpgroups == 2:
+        if variant.warpgroups == 2 and not variant.correction:
+            gl.warp_specialize(
+                [
+                    (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 0, variant)),
+                    (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 1, variant)),
+                    (multiply, (tiles, columns, barriers, work, variant)),
+                    (copy, (arrays, tiles, barriers, work, variant)),
+                ],
+                WORKERS,
+                BUDGETS,
+            )
+        elif not variant.correction:
+            gl.warp_specialize(
+                [
+                    (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 0, variant)),
+                    (multiply, (tiles, columns, barriers, work, variant)),
+                    (copy, (arrays, tiles, barriers, work, variant)),
+                ],
+                WORKERS,
+                BUDGETS,
+            )
+        elif variant.warpgroups == 2:
             gl.warp_specialize(
                 [
                     (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 0, variant)),

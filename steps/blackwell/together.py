@@ -25,10 +25,7 @@ def query_tile_of(n, work, variant: gl.constexpr):
 def fetch_query(arrays, tiles, barriers, query_tile, head, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Ask TMA for a warpgroup's queries."""
     full = barriers.query_full.index(warpgroup)
-    if variant.ctas == 1:
-        mbarrier.expect(full, variant.rows * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
-    else:
-        mbarrier.expect(full, arrays.query.nbytes_per_cta)
+    mbarrier.expect(full, arrays.query.nbytes_per_cta)
     at = [query_tile.batch, head, query_tile.row + warpgroup * variant.rows, 0]
     tma.async_load(arrays.query, at, full, tiles.query.index(warpgroup))
 

@@ -34,8 +34,8 @@ LINE = re.compile(
 
 # Pieces of step producer's kernel. They are text, as in the chapter, which breaks one line of a kernel at a time and
 # shows it. A function in place of another would hold much more than the one mistake that the learner looks for.
-QUERIES = "TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8"
-KEYS = "TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8"
+QUERIES = "arrays.query.nbytes_per_cta"
+KEYS = "array.nbytes_per_cta"
 FREE = "mbarrier.wait(barriers.{0}_empty.index(stage), used)"
 DONE = "release(barriers.{0}_empty, iteration, STAGES)"
 RINGS = "{0}_full, {0}_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)"
@@ -64,8 +64,8 @@ def mistakes(chance) -> list[tuple[str, str, tuple[str, str]]]:
     fetched = f"fetch(arrays.{kind}, tiles.{kind}, barriers.{kind}_full, head, batch, key, stage)"
     never = "The producer has ended and is not in the list: it never asked for this tile."
     return [
-        ("query_full", few, (QUERIES, QUERIES.replace("// 8", "// 4"))),
-        ("key_full", few, (KEYS, KEYS.replace("// 8", "// 16"))),
+        ("query_full", few, (QUERIES, f"{QUERIES} * 2")),
+        ("key_full", few, (KEYS, f"{KEYS} // 2")),
         (f"{kind}_empty", free + "Its parity is wrong.", (waited, waited.replace("used)", "used ^ 1)"))),
         (f"{kind}_empty", free + "The slot is never released.", (released, "pass")),
         (

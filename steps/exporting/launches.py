@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import singledispatch
+from functools import partial, singledispatch
 
 from steps.backward_blackwell import keys, lib
 from steps.backward_blackwell import variant as blackwell
@@ -54,8 +54,8 @@ class Launch:
 
 
 REWRITTEN = (
-    "Not included: the tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That "
-    "makes descriptors of wgmma where they are used, and may take out barriers between warps that nothing needs."
+    "Not included: the tutorial's step also has its PTX rewritten, by a hook in Triton: descriptors of wgmma are made "
+    "where they are used, and barriers between warps that nothing needs may go."
 )
 PAIRED = (
     "Not included: on this problem the tutorial's step also has two neighboring blocks share what TMA brings of keys "
@@ -142,8 +142,9 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
     values = of_order(step.order_for(problem), problem, variant.tile) | {
         "ragged": variant.ragged,
         "own_rows": variant.rows,
-        "columns": variant.head_dim,
-        "output_columns": variant.output_columns,
+        "tma": True,
+        "columns": Raw("D") if variant.head_dim == problem.head_dim else variant.head_dim,
+        "output_columns": Raw("D") if variant.output_columns == problem.head_dim else variant.output_columns,
         "warps": variant.warps,
         "ctas": variant.ctas,
     }
@@ -225,6 +226,7 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
         "pieces": Raw(f"of_keys // ({variant.tile.query} * {variant.head_dim})" if variant.sharing > 1 else "0"),
         "early": variant.begin.early,
         "by_tma": variant.adding.by_tma,
+        "tma": True,
         "query_rows": variant.query_rows,
         "query_columns": variant.query_columns,
         "rows_prepared": variant.rows_prepared,
@@ -233,8 +235,8 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
         "small_warps": ROW_WARPS,
     }
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_numbers", "shared_sums")}
-    templates = ("checks", "descriptors", "backward_hopper")
-    return Launch(templates, kernels, values, layouts, [REWRITTEN], lambda: tables(backward_notes(step, problem)))
+    templates, notes = ("checks", "backward_hopper"), partial(backward_notes, step, problem)
+    return Launch(templates, kernels, values, layouts, [REWRITTEN], lambda: tables(notes()))
 
 
 @launch_of.register
@@ -251,6 +253,7 @@ def _of_blackwell_gradients(step: BlackwellGradients, problem: Problem, arch: st
         "ragged": variant.ragged,
         "keys_query": key_variant.tile.query,
         "keys_key": key_variant.tile.key,
+        "tma": True,
         "at_once": variant.at_once,
         "warps": blackwell.WARPS,
         "ctas": blackwell.CTAS,
@@ -258,13 +261,13 @@ def _of_blackwell_gradients(step: BlackwellGradients, problem: Problem, arch: st
         "small_warps": blackwell.ROW_WARPS,
     }
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_columns")}
-    templates = ("checks", "descriptors", "backward_blackwell")
-    return Launch(templates, kernels, values, layouts, tables=lambda: tables(query_notes(step, problem)))
+    templates, notes = ("checks", "backward_blackwell"), partial(query_notes, step, problem)
+    return Launch(templates, kernels, values, layouts, tables=lambda: tables(notes()))
 
 
 def hosts(name: str, values: dict) -> tuple[str, ...]:
     """The templates of a forward program."""
-    return ("checks", *["dealing"] * values["lists"], *["descriptors"] * (name == "tma"), name)
+    return ("checks", *["dealing"] * values["lists"], name)
 
 
 def hints(warps: int | None, occupancy: int | None, cluster: int | None) -> Raw:

@@ -21,13 +21,12 @@ QUOTED, WIDEST = 4, 100  # statements that are told in full, and characters of o
 LAUNCHES = ("attention", "gradients", "paged")  # functions that launch kernels
 CHECKS = ("check", "exact", "main", "hidden", "pytorch")  # functions that launch nothing
 TOLD = (
-    "For other problems `python -m steps.export {}` writes other programs. They differ as follows, and in checks. A "
-    "quoted statement is new: it replaces the one that assigns the same name, or is added."
+    "With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):"
 )
 
 
 def for_other_problems(step: Step, problem: Problem, text: str, make: Callable[[Problem], str]) -> str:
-    """A paragraph of the header: which command writes the other programs, and what would be otherwise in each.
+    """Lines of the header, behind the command that writes the program: what other options of it change.
 
     text: of the program. make: gives that for another problem, and may raise Unsupported.
     """
@@ -47,7 +46,7 @@ def for_other_problems(step: Step, problem: Problem, text: str, make: Callable[[
             continue
         told = _compared(own, other)
         lines.append(textwrap.fill(f"{option}: {told}", LINE_LENGTH, initial_indent="  ", subsequent_indent="    "))
-    return "\n".join([textwrap.fill(TOLD.format(step.name), LINE_LENGTH), *lines]) if lines else ""
+    return "\n".join([TOLD, *lines]) if lines else ""
 
 
 def _parts(text: str) -> tuple[dict[str, ast.expr], dict[str, list[str]]]:
@@ -70,11 +69,10 @@ def _parts(text: str) -> tuple[dict[str, ast.expr], dict[str, list[str]]]:
 def _compared(own: tuple[dict, dict], other: tuple[dict, dict]) -> str:
     """What another program has otherwise: statements are quoted where they are few; else those of the launch alone."""
     (constants, functions), (its_constants, its_functions) = own, other
-    told = [
-        f"{name} {_value(value, constants.get(name))}"
-        for name, value in its_constants.items()
-        if not (name in constants and ast.unparse(constants[name]) == ast.unparse(value)) and _is_value(value)
-    ]
+    new = {name: value for name, value in its_constants.items() if not _same(value, constants.get(name))}
+    told = [f"{name} {ast.unparse(value)}" for name, value in new.items() if not isinstance(value, ast.Call | ast.Name)]
+    layouts = [name for name, value in new.items() if _is_layout(value) or _is_layout(constants.get(name))]
+    told += [f"other layouts {', '.join(layouts)}"] if layouts else []
     changed = {}
     for name in [name for name in functions if name in its_functions]:
         before, now = Counter(functions[name]), Counter(its_functions[name])
@@ -99,14 +97,9 @@ def _quoted(lines: list[str]) -> str:
     return " and ".join(f"`{textwrap.shorten(line, WIDEST, placeholder=' ...')}`" for line in dict.fromkeys(lines))
 
 
-def _is_value(node: ast.expr) -> bool:
-    """Whether it is a number, a list or a layout; fields of records are to be seen where they are read."""
-    return not isinstance(node, ast.Call) or ast.unparse(node.func).endswith("Layout")
+def _same(value: ast.expr, before: ast.expr | None) -> bool:
+    return before is not None and ast.unparse(value) == ast.unparse(before)
 
 
-def _value(value: ast.expr, before: ast.expr | None) -> str:
-    """A constant's value; of a layout of the same kind as before, what of it is another."""
-    if isinstance(value, ast.Call) and isinstance(before, ast.Call) and not value.args and value.keywords:
-        known = {ast.unparse(part) for part in before.keywords}
-        return f"with {', '.join(word for word in map(ast.unparse, value.keywords) if word not in known)}"
-    return ast.unparse(value)
+def _is_layout(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and ast.unparse(value.func).endswith("Layout")

@@ -88,7 +88,7 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
     launch = launch_of(step.configured(problem, arch), problem, arch)
     launch = with_lse(step, launch) if lse else launch
     kernels = {name: (entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
-    text = without_docstring(flat_text(*kernels.values()))
+    text = without_docstring(flat_text(*kernels.values(), alone=True))
     for said, instead in WORDS.items() if launch.values["ragged"] else (WORDS | NO_PADDING).items():
         text = text.replace(said, instead)
     names: dict[str, Raw] = {}
@@ -136,9 +136,9 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str,
             f"    {FUNCTIONS[step.direction]}({INPUTS[step.direction]}, scale=None) -> {', '.join(returned)}",
             textwrap.fill(" ".join(told), LINE_LENGTH),
             *launch.tables(),
-            *filter(None, [others]),
             f"Made from step {step.label} ({step.title}) of the FMHA tutorial by\n"
-            f"python -m steps.export {step.name} {' '.join(options)}\n",
+            f"python -m steps.export {step.name} {' '.join(options)}\n{others}".rstrip()
+            + "\n",
         ]
     )
 
@@ -183,7 +183,7 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
         "tag": Raw(step.name),
         "theirs": Raw("PyTorch" if problem.softcap or problem.page_size else "SDPA"),
         "operations": Raw(f"{int(pass_of(step).operations(problem)):_}"),
-        **dict.fromkeys(("ragged", "section", "queries", "all_seen", "lists", "together"), None),
+        **dict.fromkeys(("ragged", "section", "queries", "all_seen", "lists", "together", "tma"), None),
     }
 
 

@@ -26,9 +26,9 @@ TILES = 4  # of queries
 TOLD = "Roles are called by their functions, with a number. TMA arrives when its bytes are there."
 COUNTED = (
     " Counts are numbers in global memory: who waits for one polls it until all have added to it (release, acquire). "
-    "That ends because blocks begin in the order of their numbers. The kernel before is awaited by "
-    "griddepcontrol.wait, and launch_dependents lets the next one begin."
+    "That ends because blocks begin in the order of their numbers."
 )
+EARLY = " The kernel before is awaited by griddepcontrol.wait, and launch_dependents lets the next one begin."
 SHARED_BY_TWO = (
     " Both CTAs of a cluster share {}: there Triton doubles the arrivals that the kernel asks for, as each CTA "
     "arrives, and only CTA 0 waits. At the cluster barrier all warps of both wait for each other; the first time is "
@@ -215,7 +215,8 @@ def tables(notes: Notes) -> list[str]:
         "tcgen05" in row.arrive for row in notes.rows.values()
     )
     joint = ", ".join(sorted({called(notes, buffer) for buffer, row in notes.rows.items() if row.joint}))
-    told = TOLD + products + COUNTED * bool(notes.counts) + SHARED_BY_TWO.format(joint) * bool(joint)
+    early = EARLY * any(notes.others[name].wait or notes.others[name].arrive for name in (BEFORE, NEXT))
+    told = TOLD + products + COUNTED * bool(notes.counts) + early + SHARED_BY_TWO.format(joint) * bool(joint)
     return ["\n".join([textwrap.fill(told, LINE_LENGTH), aligned(barrier_rows(notes)), memory(notes)])]
 
 

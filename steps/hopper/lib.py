@@ -177,14 +177,14 @@ def all_see_barriers(variant: gl.constexpr):
 
 
 @gluon.jit
-def await_tile(full, iteration, stages: gl.constexpr):
-    """Wait until TMA has filled the slot of tile ``iteration`` of a ring."""
-    mbarrier.wait(full.index(iteration % stages), iteration // stages & 1)
+def await_tile(full, awaited, stages: gl.constexpr):
+    """Wait until TMA has filled the slot of this tile of a ring."""
+    mbarrier.wait(full.index(awaited % stages), awaited // stages & 1)
 
 
 @gluon.jit
 def release(empty, iteration, stages: gl.constexpr):
-    """This warpgroup has read tile ``iteration`` of a ring."""
+    """This warpgroup has read this tile of a ring."""
     mbarrier.arrive(empty.index(iteration % stages), count=1)
 
 
@@ -551,8 +551,7 @@ def fetch_queries(arrays, tiles, barriers, head, batch, row, query_iteration, va
     WARPGROUPS: gl.constexpr = variant.warpgroups
     query_stage = query_iteration % variant.query_stages
     full = barriers.query_full.index(query_stage)
-    QUERIES: gl.constexpr = variant.tile.query if variant.neighbours == 1 else WARPGROUPS * variant.rows
-    mbarrier.expect(full, QUERIES * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
+    mbarrier.expect(full, WARPGROUPS * arrays.query.nbytes_per_cta)
     for warpgroup in gl.static_range(WARPGROUPS):
         at = corner(batch, head, own_row(row, query_iteration, warpgroup, variant), 0, variant)
         tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
@@ -561,7 +560,7 @@ def fetch_queries(arrays, tiles, barriers, head, batch, row, query_iteration, va
 @gluon.jit
 def fetch(array, ring, full, head, batch, row, stage, variant: gl.constexpr):
     """Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring."""
-    mbarrier.expect(full.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
+    mbarrier.expect(full.index(stage), array.nbytes_per_cta)
     tma.async_load(array, corner_kv(batch, head, row, variant), full.index(stage), ring.index(stage))
 
 

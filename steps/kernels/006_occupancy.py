@@ -6,15 +6,13 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export occupancy` writes other programs. They differ as follows, and in checks. A
-quoted statement is new: it replaces the one that assigns the same name, or is added.
+Made from step 6 occupancy (Two blocks an SM) of the FMHA tutorial by
+python -m steps.export occupancy --head-dim 128 --seq-len 4096 --dtype float16 --causal
+With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
   --head-dim 64: HEAD_DIM 64
   --dtype bfloat16: the same kernel and launch
   --no-causal: other lines in fmha
   --seq-len-kv 4001: in fmha `scores = ct.where(key_index < seq_len_kv, scores, -math.inf)`
-
-Made from step 6 occupancy (Two blocks an SM) of the FMHA tutorial by
-python -m steps.export occupancy --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
 
 import itertools

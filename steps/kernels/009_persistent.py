@@ -6,15 +6,13 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export persistent` writes other programs. They differ as follows, and in checks. A
-quoted statement is new: it replaces the one that assigns the same name, or is added.
+Made from step 9 persistent (Persistent blocks) of the FMHA tutorial by
+python -m steps.export persistent --head-dim 128 --seq-len 4096 --dtype float16 --causal
+With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
   --head-dim 64: HEAD_DIM 64
   --dtype bfloat16: the same kernel and launch
   --no-causal: other lines in fmha, deal
   --seq-len-kv 4001: in fmha `scores = ct.where(key_index < seq_len_kv, scores, -math.inf)`
-
-Made from step 9 persistent (Persistent blocks) of the FMHA tutorial by
-python -m steps.export persistent --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
 
 import heapq
@@ -134,10 +132,7 @@ def deal_in_sections(lengths, firsts, lines, blocks):
 
 @lru_cache(maxsize=32)
 def deal(lines, seq_len_q, seq_len_kv, blocks, device):
-    """(order, starts): block b computes the tiles of queries order[starts[b] : starts[b + 1]].
-
-    Tiles are numbered head by head, and dealt in sections of heads, whose keys and values lie in the L2 cache together.
-    """
+    """(order, starts), dealt in sections of heads, whose keys and values lie in the L2 cache together."""
     rows = range(0, seq_len_q, TILE_QUERY)  # a tile's length is that of its keys, in tiles; 1: to begin and to end
     lengths = [1 + -(-min(seq_len_kv, row + TILE_QUERY) // TILE_KEY) for row in rows]
     keys_and_values = 2 * 2 * seq_len_kv * HEAD_DIM  # bytes

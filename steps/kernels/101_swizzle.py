@@ -6,15 +6,13 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
 
-For other problems `python -m steps.export swizzle` writes other programs. They differ as follows, and in checks. A
-quoted statement is new: it replaces the one that assigns the same name, or is added.
+Made from step 101 swizzle (Swizzled SMEM) of the FMHA tutorial by
+python -m steps.export swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
+With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
   --head-dim 64: D 64; other lines in copy_panels, fmha
   --dtype bfloat16: the same kernel and launch
   --no-causal: other lines in tiles_to_visit, fmha; has no hide
   --seq-len-kv 4001: other lines in hide, copy_rows, copy_panels, fmha
-
-Made from step 101 swizzle (Swizzled SMEM) of the FMHA tutorial by
-python -m steps.export swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
 
 import itertools

@@ -6,15 +6,13 @@ Compiled in: head_dim 128, float16, no mask. Batch, heads and lengths may be oth
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. There is no
 autograd. It needs PyTorch and Triton 3.9.
 
-For other problems `python -m steps.export gluon_larger_tile` writes other programs. They differ as follows, and in
-checks. A quoted statement is new: it replaces the one that assigns the same name, or is added.
+Made from step 104 gluon_larger_tile (A larger tile) of the FMHA tutorial by
+python -m steps.export gluon_larger_tile --head-dim 128 --seq-len 8192 --dtype float16 --no-causal
+With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
   --head-dim 64: D 64; other lines in copy_panels, fmha
   --dtype bfloat16: the same kernel and launch
   --causal: other lines in tiles_to_visit, fmha; also has hide
   --seq-len-kv 4001: other lines in copy_rows, copy_panels, fmha; also has hide
-
-Made from step 104 gluon_larger_tile (A larger tile) of the FMHA tutorial by
-python -m steps.export gluon_larger_tile --head-dim 128 --seq-len 8192 --dtype float16 --no-causal
 """
 
 import itertools

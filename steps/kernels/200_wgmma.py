@@ -5,8 +5,8 @@
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9. Not included: the
-tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes descriptors of wgmma
-where they are used, and may take out barriers between warps that nothing needs.
+tutorial's step also has its PTX rewritten, by a hook in Triton: descriptors of wgmma are made where they are used, and
+barriers between warps that nothing needs may go.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
 barrier     slots  arrivals  who arrives     who waits, for which parity first
@@ -15,17 +15,13 @@ query_full  1      1         all warps, TMA  all warps: 0
 value_full  2      1         all warps, TMA  all warps: 0
 Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 40; together 163,880.
 
-For other problems `python -m steps.export wgmma` writes other programs. They differ as follows, and in checks. A quoted
-statement is new: it replaces the one that assigns the same name, or is added.
-  --head-dim 64: HEAD_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16,
-    64, 16]); WEIGHTS with parent=OUTPUT; in attention `queries, output = (describe(x, 128, 64, SHARED.value) for x in
-    (q, o))` and `keys, values = (describe(x, TILE_K, 64, SHARED.value) for x in (k, v))`
-  --dtype bfloat16: the same kernel and launch
-  --no-causal: other lines in tiles_to_visit, fmha
-  --seq-len-kv 4001: in fmha `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
-
 Made from step 200 wgmma (TMA and wgmma) of the FMHA tutorial by
 python -m steps.export wgmma --head-dim 128 --seq-len 4096 --dtype float16 --causal
+With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
+  --head-dim 64: HEAD_DIM 64; other layouts OUTPUT, WEIGHTS
+  --dtype bfloat16: the same kernel and launch
+  --no-causal: other lines in fmha; has no tiles_to_visit
+  --seq-len-kv 4001: in fmha `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
 """
 
 import itertools
@@ -94,15 +90,9 @@ def barrier_ring(length: gl.constexpr):
 
 
 @gluon.jit
-def await_tile(full, iteration, stages: gl.constexpr):
-    """Wait until TMA has filled the slot of tile ``iteration`` of a ring."""
-    mbarrier.wait(full.index(iteration % stages), iteration // stages & 1)
-
-
-@gluon.jit
 def fetch(array, ring, full, head, batch, row, stage):
     """Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring."""
-    mbarrier.expect(full.index(stage), TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8)
+    mbarrier.expect(full.index(stage), array.nbytes_per_cta)
     tma.async_load(array, [batch, head, row, 0], full.index(stage), ring.index(stage))
 
 
@@ -135,7 +125,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     _, tiles_seen = tiles_to_visit(query_tile.row, seq_len_kv)
     # Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there.
     full = barriers.query_full.index(0)
-    mbarrier.expect(full, TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8)
+    mbarrier.expect(full, arrays.query.nbytes_per_cta)
     at = [batch, head, query_tile.row, 0]
     tma.async_load(arrays.query, at, full, tiles.query.index(0))
     for stage in gl.static_range(STAGES):
@@ -150,7 +140,8 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         head = n // work.tiles_a_head
         head, batch, i = head % work.heads, head // work.heads, n % work.tiles_a_head
         query_tile = QueryTile(i * TILE_QUERY, head, batch, seq_len_kv)
-        await_tile(barriers.query_full, 0, 1)
+        # Wait until TMA has filled the slot of this tile of a ring.
+        mbarrier.wait(barriers.query_full.index(0), 0)
         query = tiles.query.index(0).reshape([ROWS, HEAD_DIM])
         # Attention of a block's queries to the keys that they see, a tile after the other.
         ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
@@ -162,7 +153,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         for masked in gl.static_range(2):
             for j in range(whole if masked else 0, end if masked else whole):
                 # --- scores: QK product ---
-                await_tile(barriers.key_full, iteration, STAGES)
+                mbarrier.wait(barriers.key_full.index(iteration % STAGES), iteration // STAGES & 1)
                 # Begin the QK product [query, key]. K and Q lie in shared memory.
                 none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
                 key = tiles.key.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
@@ -180,7 +171,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
                 accumulator = accumulator * gl.convert_layout(correction, gl.SliceLayout(1, OUTPUT))[:, None]
                 weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
                 # --- output: PV product ---
-                await_tile(barriers.value_full, iteration, STAGES)
+                mbarrier.wait(barriers.value_full.index(iteration % STAGES), iteration // STAGES & 1)
                 # Begin to add the PV product to the output; V lies in shared memory.
                 value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
                 accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
@@ -217,18 +208,11 @@ def check(q, k, v):
     shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
+        expect(name, "strides in steps of 16 bytes, as TMA reads, and a last one of 1", x.stride(), fits)
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
-
-
-def describe(x, rows, columns, layout):
-    """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
-    if (
-        x.data_ptr() % 16 or x.stride(3) != 1 or any(n <= 0 or n % 8 for n in x.stride()[:3])
-    ):  # not in steps of 16 bytes
-        x = x.clone(memory_format=torch.contiguous_format)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
 def attention(q, k, v, scale=None):
@@ -240,8 +224,8 @@ def attention(q, k, v, scale=None):
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = tiles * lines
     order = starts = torch.empty(1, dtype=torch.int32, device=q.device)  # nobody reads them
-    queries, output = (describe(x, 128, 128, SHARED.value) for x in (q, o))
-    keys, values = (describe(x, TILE_K, 128, SHARED.value) for x in (k, v))
+    queries, output = (TensorDescriptor.from_tensor(x, [1, 1, 128, D], SHARED.value) for x in (q, o))
+    keys, values = (TensorDescriptor.from_tensor(x, [1, 1, TILE_K, D], SHARED.value) for x in (k, v))
     numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
     arguments = (queries, keys, values, output, order, starts, *numbers)
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():

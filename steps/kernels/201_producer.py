@@ -5,8 +5,8 @@
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9. Not included: the
-tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes descriptors of wgmma
-where they are used, and may take out barriers between warps that nothing needs.
+tutorial's step also has its PTX rewritten, by a hook in Triton: descriptors of wgmma are made where they are used, and
+barriers between warps that nothing needs may go.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
 barrier      slots  arrivals  who arrives           who waits, for which parity first
@@ -18,17 +18,13 @@ value_empty  2      2         consume 0, consume 1  produce 2: 1
 value_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
 Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 80; together 163,920.
 
-For other problems `python -m steps.export producer` writes other programs. They differ as follows, and in checks. A
-quoted statement is new: it replaces the one that assigns the same name, or is added.
-  --head-dim 64: HEAD_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16,
-    64, 16]); WEIGHTS with parent=OUTPUT; in attention `queries, output = (describe(x, 64, 64, SHARED.value) for x in
-    (q, o))` and `keys, values = (describe(x, TILE_K, 64, SHARED.value) for x in (k, v))`
-  --dtype bfloat16: the same kernel and launch
-  --no-causal: other lines in tiles_to_visit, consume, produce
-  --seq-len-kv 4001: in consume `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
-
 Made from step 201 producer (Producer and consumers) of the FMHA tutorial by
 python -m steps.export producer --head-dim 128 --seq-len 4096 --dtype float16 --causal
+With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
+  --head-dim 64: HEAD_DIM 64; other layouts OUTPUT, WEIGHTS
+  --dtype bfloat16: the same kernel and launch
+  --no-causal: other lines in consume, produce; has no tiles_to_visit
+  --seq-len-kv 4001: in consume `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
 """
 
 import itertools
@@ -98,39 +94,14 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
 
 
 @gluon.jit
-def await_tile(full, iteration, stages: gl.constexpr):
-    """Wait until TMA has filled the slot of tile ``iteration`` of a ring."""
-    mbarrier.wait(full.index(iteration % stages), iteration // stages & 1)
-
-
-@gluon.jit
-def release(empty, iteration, stages: gl.constexpr):
-    """This warpgroup has read tile ``iteration`` of a ring."""
-    mbarrier.arrive(empty.index(iteration % stages), count=1)
-
-
-@gluon.jit
-def one_tile():
-    """As ``own_tiles``, where every block computes the tile of its number, and ends."""
-    first = gl.program_id(0)
-    last = first + 1
-    return first, last
-
-
-@gluon.jit
-def fetch(array, ring, full, head, batch, row, stage):
-    """Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring."""
-    mbarrier.expect(full.index(stage), TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8)
-    tma.async_load(array, [batch, head, row, 0], full.index(stage), ring.index(stage))
-
-
-@gluon.jit
 def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
     """A consumer warpgroup: its rows of every tile of queries that is this block's."""
     output = tiles.output.index(warpgroup)
     iteration = 0  # tiles of keys so far
     query_iteration = 0
-    n, last = one_tile()
+    # As ``own_tiles``, where every block computes the tile of its number, and ends.
+    n = gl.program_id(0)
+    last = n + 1
     while n < last:
         # (head, batch) and index of a tile of queries in its head, from the tile's number.
         head = n // work.tiles_a_head
@@ -139,7 +110,8 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         # A warpgroup's queries [query, head_dim] of tile ``query_iteration`` of the queries.
         index = query_iteration % QUERY_STAGES * WARPGROUPS + warpgroup
         query = tiles.query.index(index).reshape([ROWS, HEAD_DIM])
-        await_tile(barriers.query_full, query_iteration, QUERY_STAGES)
+        # Wait until TMA has filled the slot of this tile of a ring.
+        mbarrier.wait(barriers.query_full.index(query_iteration % QUERY_STAGES), query_iteration // QUERY_STAGES & 1)
         # Attention of a warpgroup's queries to the keys that they see, a tile after the other.
         ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
         row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
@@ -151,13 +123,14 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         for masked in gl.static_range(2):
             for j in range(whole if masked else 0, end if masked else whole):
                 # --- scores: QK product ---
-                await_tile(barriers.key_full, iteration, STAGES)
+                mbarrier.wait(barriers.key_full.index(iteration % STAGES), iteration // STAGES & 1)
                 # Begin the QK product [query, key]. K and Q lie in shared memory.
                 none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
                 key = tiles.key.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
                 scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
                 scores = warpgroup_mma_wait(0, deps=[scores])
-                release(barriers.key_empty, iteration, STAGES)
+                # This warpgroup has read this tile of a ring.
+                mbarrier.arrive(barriers.key_empty.index(iteration % STAGES), count=1)
                 if masked:
                     # Scores [query, key] with minus infinity where a query must not see a key.
                     query_2 = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
@@ -170,12 +143,12 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
                 accumulator = accumulator * gl.convert_layout(correction, gl.SliceLayout(1, OUTPUT))[:, None]
                 weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
                 # --- output: PV product ---
-                await_tile(barriers.value_full, iteration, STAGES)
+                mbarrier.wait(barriers.value_full.index(iteration % STAGES), iteration // STAGES & 1)
                 # Begin to add the PV product to the output; V lies in shared memory.
                 value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
                 accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
                 accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-                release(barriers.value_empty, iteration, STAGES)
+                mbarrier.arrive(barriers.value_empty.index(iteration % STAGES), count=1)
                 iteration += 1
         n = n + 1
         # --- normalise and store; TMA drops rows past the end ---
@@ -188,7 +161,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         tma.async_store(arrays.output, [batch, head, row, 0], output)
         # This warpgroup needs the slot of its queries no more, once TMA has read the output from there.
         tma.store_wait(0)
-        release(barriers.query_empty, query_iteration, QUERY_STAGES)
+        mbarrier.arrive(barriers.query_empty.index(query_iteration % QUERY_STAGES), count=1)
         query_iteration += 1
     tma.store_wait(0)
 
@@ -198,7 +171,9 @@ def produce(arrays, tiles, barriers, work):
     """The producer: fetches the tiles of this block, each as soon as its slot is empty."""
     iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled
     query_iteration = 0
-    n, last = one_tile()
+    # As ``own_tiles``, where every block computes the tile of its number, and ends.
+    n = gl.program_id(0)
+    last = n + 1
     while n < last:
         # (head, batch) and index of a tile of queries in its head, from the tile's number.
         head = n // work.tiles_a_head
@@ -210,7 +185,7 @@ def produce(arrays, tiles, barriers, work):
         # Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there.
         query_stage = query_iteration % QUERY_STAGES
         full = barriers.query_full.index(query_stage)
-        mbarrier.expect(full, TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8)
+        mbarrier.expect(full, WARPGROUPS * arrays.query.nbytes_per_cta)
         for warpgroup in gl.static_range(WARPGROUPS):
             at = [batch, head, (row + warpgroup * ROWS), 0]
             tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
@@ -221,9 +196,14 @@ def produce(arrays, tiles, barriers, work):
             stage = iteration % STAGES
             used = iteration // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_empty.index(stage), used)
-            fetch(arrays.key, tiles.key, barriers.key_full, head, batch, key, stage)
+            # Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring.
+            mbarrier.expect(barriers.key_full.index(stage), arrays.key.nbytes_per_cta)
+            tma.async_load(arrays.key, [batch, head, key, 0], barriers.key_full.index(stage), tiles.key.index(stage))
             mbarrier.wait(barriers.value_empty.index(stage), used)
-            fetch(arrays.value, tiles.value, barriers.value_full, head, batch, key, stage)
+            mbarrier.expect(barriers.value_full.index(stage), arrays.value.nbytes_per_cta)
+            tma.async_load(
+                arrays.value, [batch, head, key, 0], barriers.value_full.index(stage), tiles.value.index(stage)
+            )
             iteration += 1
         n = n + 1
         query_iteration += 1
@@ -268,18 +248,11 @@ def check(q, k, v):
     shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
+        expect(name, "strides in steps of 16 bytes, as TMA reads, and a last one of 1", x.stride(), fits)
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
-
-
-def describe(x, rows, columns, layout):
-    """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
-    if (
-        x.data_ptr() % 16 or x.stride(3) != 1 or any(n <= 0 or n % 8 for n in x.stride()[:3])
-    ):  # not in steps of 16 bytes
-        x = x.clone(memory_format=torch.contiguous_format)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
 def attention(q, k, v, scale=None):
@@ -291,8 +264,8 @@ def attention(q, k, v, scale=None):
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = tiles * lines
     order = starts = torch.empty(1, dtype=torch.int32, device=q.device)  # nobody reads them
-    queries, output = (describe(x, 64, 128, SHARED.value) for x in (q, o))
-    keys, values = (describe(x, TILE_K, 128, SHARED.value) for x in (k, v))
+    queries, output = (TensorDescriptor.from_tensor(x, [1, 1, 64, D], SHARED.value) for x in (q, o))
+    keys, values = (TensorDescriptor.from_tensor(x, [1, 1, TILE_K, D], SHARED.value) for x in (k, v))
     numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
     arguments = (queries, keys, values, output, order, starts, *numbers)
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():

@@ -5,8 +5,8 @@
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9. Not included: the
-tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes descriptors of wgmma
-where they are used, and may take out barriers between warps that nothing needs.
+tutorial's step also has its PTX rewritten, by a hook in Triton: descriptors of wgmma are made where they are used, and
+barriers between warps that nothing needs may go.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
 barrier      slots  arrivals  who arrives           who waits, for which parity first
@@ -18,17 +18,14 @@ value_empty  2      2         consume 0, consume 1  produce 2: 1
 value_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
 Bytes of shared memory: query 65,536, key 65,536, value 65,536, output 32,768, barriers 96; together 229,472.
 
-For other problems `python -m steps.export epilogue_overlap` writes other programs. They differ as follows, and in
-checks. A quoted statement is new: it replaces the one that assigns the same name, or is added.
-  --head-dim 64: HEAD_DIM 64; OUTPUT_COLUMNS 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
-    instr_shape=[16, 64, 16]); WEIGHTS with parent=OUTPUT; in attention `queries, output = (describe(x, 64, 64,
-    SHARED.value) for x in (q, o))` and `keys, values = (describe(x, TILE_K, 64, SHARED.value) for x in (k, v))`
-  --dtype bfloat16: the same kernel and launch
-  --no-causal: other lines in tiles_to_visit, consume, produce, deal; has no hide
-  --seq-len-kv 4001: other lines in hide, consume
-
 Made from step 204 epilogue_overlap (Epilogue overlap) of the FMHA tutorial by
 python -m steps.export epilogue_overlap --head-dim 128 --seq-len 4096 --dtype float16 --causal
+With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
+  --head-dim 64: HEAD_DIM 64; OUTPUT_COLUMNS 64; other layouts OUTPUT, WEIGHTS
+  --dtype bfloat16: the same kernel and launch
+  --no-causal: other lines in consume, produce, deal; has no tiles_to_visit
+  --seq-len-kv 4001: in consume `first_scores = gl.where((key < query_tile.seq_len_kv)[None, :], first_scores,
+    float('-inf'))` and `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
 """
 
 import heapq
@@ -91,48 +88,12 @@ def exp2(x):
 
 
 @gluon.jit
-def hide(scores, first_query, first_key):
-    """Scores [query, key] with minus infinity where a query must not see a key."""
-    query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-    key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
-    return gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
-
-
-@gluon.jit
 def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
     """As many mbarriers, each complete after so many arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(length):
         mbarrier.init(barriers.index(n), count=arrivals)
     return barriers
-
-
-@gluon.jit
-def await_tile(full, iteration, stages: gl.constexpr):
-    """Wait until TMA has filled the slot of tile ``iteration`` of a ring."""
-    mbarrier.wait(full.index(iteration % stages), iteration // stages & 1)
-
-
-@gluon.jit
-def release(empty, iteration, stages: gl.constexpr):
-    """This warpgroup has read tile ``iteration`` of a ring."""
-    mbarrier.arrive(empty.index(iteration % stages), count=1)
-
-
-@gluon.jit
-def own_tiles(work):
-    """The part [first, last) of the order that was dealt to this block."""
-    first = gl.program_id(0)
-    last = gl.load(work.starts + first + 1)
-    first = gl.load(work.starts + first)
-    return first, last
-
-
-@gluon.jit
-def fetch(array, ring, full, head, batch, row, stage):
-    """Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring."""
-    mbarrier.expect(full.index(stage), TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8)
-    tma.async_load(array, [batch, head, row, 0], full.index(stage), ring.index(stage))
 
 
 @gluon.jit
@@ -151,21 +112,17 @@ def issue_scores(query, keys, iteration):
 
 
 @gluon.jit
-def issue_output(weights, values, iteration, accumulator):
-    """Begin to add the PV product to the output; V lies in shared memory."""
-    value = values.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
-    return warpgroup_mma(weights, value, accumulator, is_async=True)
-
-
-@gluon.jit
 def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
     """A consumer warpgroup: its rows of every tile of queries that is this block's."""
     output = tiles.output.index(warpgroup)
     iteration = 0  # tiles of keys so far
     query_iteration = 0
-    n, last = own_tiles(work)
-    await_tile(barriers.query_full, 0, QUERY_STAGES)
-    await_tile(barriers.key_full, 0, STAGES)
+    # The part [first, last) of the order that was dealt to this block.
+    n = gl.program_id(0)
+    last = gl.load(work.starts + n + 1)
+    n = gl.load(work.starts + n)
+    mbarrier.wait(barriers.query_full.index(0), 0)
+    mbarrier.wait(barriers.key_full.index(0), 0)
     issued = issue_scores(query_of(tiles.query, 0, warpgroup), tiles.key, 0)
     while n < last:
         # (head, batch) and index of a tile of queries in its head, from the tile's number.
@@ -182,10 +139,13 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         whole, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
         # --- the first tile ---
         first_scores = warpgroup_mma_wait(0, deps=[issued])
-        release(barriers.key_empty, iteration, STAGES)
+        mbarrier.arrive(barriers.key_empty.index(iteration % STAGES), count=1)
         # Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
         if whole <= 0:
-            first_scores = hide(first_scores, row, 0)
+            # Scores [query, key] with minus infinity where a query must not see a key.
+            query_2 = row + gl.arange(0, first_scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
+            key = gl.arange(0, first_scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+            first_scores = gl.where(key[None, :] <= query_2[:, None], first_scores, float("-inf"))
         row_max = gl.maximum(row_max, gl.max(first_scores, 1) * scale)
         # (weights, sums) of the first tile of keys.
         weights = exp2(first_scores * scale - row_max[:, None])
@@ -194,15 +154,22 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         # --- all others, and the last tile's output ---
         for j in range(1, block_end):
             # --- issue: scores of this tile, output of the tile before ---
-            await_tile(barriers.key_full, iteration + 1, STAGES)
+            awaited = iteration + 1
+            mbarrier.wait(barriers.key_full.index(awaited % STAGES), awaited // STAGES & 1)
             scores = issue_scores(query, tiles.key, iteration + 1)
-            await_tile(barriers.value_full, iteration, STAGES)
-            accumulator = issue_output(weights, tiles.value, iteration, accumulator)
+            # Wait until TMA has filled the slot of this tile of a ring.
+            mbarrier.wait(barriers.value_full.index(iteration % STAGES), iteration // STAGES & 1)
+            # Begin to add the PV product to the output; V lies in shared memory.
+            value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
+            accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
             scores = warpgroup_mma_wait(1, deps=[scores])
-            release(barriers.key_empty, iteration + 1, STAGES)
+            # This warpgroup has read this tile of a ring.
+            mbarrier.arrive(barriers.key_empty.index((iteration + 1) % STAGES), count=1)
             # --- online softmax, while the output is computed ---
             if j >= whole:
-                scores = hide(scores, row, j * TILE_KEY)
+                query_3 = row + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
+                key_2 = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+                scores = gl.where(key_2[None, :] <= query_3[:, None], scores, float("-inf"))
             # The softmax of a tile, and the output rescaled, once the PV product of tile ``iteration`` has ended.
             new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
             correction = exp2(row_max - new_max)
@@ -211,26 +178,29 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
             # ptxas may move this wait: nothing holds it here.
             accumulator = warpgroup_mma_wait(0, deps=[accumulator])
             row_max = new_max
-            release(barriers.value_empty, iteration, STAGES)
+            mbarrier.arrive(barriers.value_empty.index(iteration % STAGES), count=1)
             accumulator = accumulator * gl.convert_layout(correction, gl.SliceLayout(1, OUTPUT))[:, None]
             weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
             iteration += 1
-        await_tile(barriers.value_full, iteration, STAGES)
-        accumulator = issue_output(weights, tiles.value, iteration, accumulator)
+        mbarrier.wait(barriers.value_full.index(iteration % STAGES), iteration // STAGES & 1)
+        value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
+        accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
         last_iteration = iteration
         # Which tile of queries comes behind this one.
         n = n + 1
         # This warpgroup needs the slot of its queries no more.
-        release(barriers.query_empty, query_iteration, QUERY_STAGES)
+        mbarrier.arrive(barriers.query_empty.index(query_iteration % QUERY_STAGES), count=1)
         # The first product for the next queries is issued behind the last for these, and runs while these are
         # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
         if n < last:
-            await_tile(barriers.query_full, query_iteration + 1, QUERY_STAGES)
-            await_tile(barriers.key_full, iteration + 1, STAGES)
+            awaited_2 = query_iteration + 1
+            mbarrier.wait(barriers.query_full.index(awaited_2 % QUERY_STAGES), awaited_2 // QUERY_STAGES & 1)
+            awaited_2 = iteration + 1
+            mbarrier.wait(barriers.key_full.index(awaited_2 % STAGES), awaited_2 // STAGES & 1)
         following = query_of(tiles.query, query_iteration + 1, warpgroup)
         issued = issue_scores(following, tiles.key, iteration + 1)
         accumulator = warpgroup_mma_wait(1, deps=[accumulator])
-        release(barriers.value_empty, last_iteration, STAGES)
+        mbarrier.arrive(barriers.value_empty.index(last_iteration % STAGES), count=1)
         iteration += 1
         # Normalise and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory.
         o = (accumulator * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]).to(output.dtype)
@@ -250,7 +220,10 @@ def produce(arrays, tiles, barriers, work):
     """The producer: fetches the tiles of this block, each as soon as its slot is empty."""
     iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled
     query_iteration = 0
-    n, last = own_tiles(work)
+    # The part [first, last) of the order that was dealt to this block.
+    n = gl.program_id(0)
+    last = gl.load(work.starts + n + 1)
+    n = gl.load(work.starts + n)
     while n < last:
         # (head, batch) and index of a tile of queries in its head, from the tile's number.
         number = gl.load(work.order + n)
@@ -263,7 +236,7 @@ def produce(arrays, tiles, barriers, work):
         # Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there.
         query_stage = query_iteration % QUERY_STAGES
         full = barriers.query_full.index(query_stage)
-        mbarrier.expect(full, TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8)
+        mbarrier.expect(full, WARPGROUPS * arrays.query.nbytes_per_cta)
         for warpgroup in gl.static_range(WARPGROUPS):
             at = [batch, head, (row + warpgroup * ROWS), 0]
             tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
@@ -274,9 +247,14 @@ def produce(arrays, tiles, barriers, work):
             stage = iteration % STAGES
             used = iteration // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_empty.index(stage), used)
-            fetch(arrays.key, tiles.key, barriers.key_full, head, batch, key, stage)
+            # Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring.
+            mbarrier.expect(barriers.key_full.index(stage), arrays.key.nbytes_per_cta)
+            tma.async_load(arrays.key, [batch, head, key, 0], barriers.key_full.index(stage), tiles.key.index(stage))
             mbarrier.wait(barriers.value_empty.index(stage), used)
-            fetch(arrays.value, tiles.value, barriers.value_full, head, batch, key, stage)
+            mbarrier.expect(barriers.value_full.index(stage), arrays.value.nbytes_per_cta)
+            tma.async_load(
+                arrays.value, [batch, head, key, 0], barriers.value_full.index(stage), tiles.value.index(stage)
+            )
             iteration += 1
         n = n + 1
         query_iteration += 1
@@ -323,6 +301,8 @@ def check(q, k, v):
     shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
+        expect(name, "strides in steps of 16 bytes, as TMA reads, and a last one of 1", x.stride(), fits)
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
@@ -342,10 +322,7 @@ def deal_in_sections(lengths, firsts, lines, blocks):
 
 @lru_cache(maxsize=32)
 def deal(lines, seq_len_q, seq_len_kv, blocks, device):
-    """(order, starts): block b computes the tiles of queries order[starts[b] : starts[b + 1]].
-
-    Tiles are numbered head by head, and dealt in sections of heads, whose keys and values lie in the L2 cache together.
-    """
+    """(order, starts), dealt in sections of heads, whose keys and values lie in the L2 cache together."""
     rows = range(0, seq_len_q, TILE_Q)  # a tile's length is that of its keys, in tiles; 1: to begin and to end
     lengths = [1 + -(-min(seq_len_kv, row + TILE_Q) // TILE_K) for row in rows]
     keys_and_values = 2 * 2 * seq_len_kv * D  # bytes
@@ -354,15 +331,6 @@ def deal(lines, seq_len_q, seq_len_kv, blocks, device):
     _, dealt = deal_in_sections(lengths, firsts, lines, blocks)
     starts = [0, *itertools.accumulate(map(len, dealt))]
     return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([*itertools.chain(*dealt)], starts))
-
-
-def describe(x, rows, columns, layout):
-    """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
-    if (
-        x.data_ptr() % 16 or x.stride(3) != 1 or any(n <= 0 or n % 8 for n in x.stride()[:3])
-    ):  # not in steps of 16 bytes
-        x = x.clone(memory_format=torch.contiguous_format)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
 def attention(q, k, v, scale=None):
@@ -374,8 +342,8 @@ def attention(q, k, v, scale=None):
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = min(tiles * lines, torch.cuda.get_device_properties(q.device).multi_processor_count)
     order, starts = deal(lines, q.shape[2], k.shape[2], blocks, q.device)
-    queries, output = (describe(x, 64, 128, SHARED.value) for x in (q, o))
-    keys, values = (describe(x, TILE_K, 128, SHARED.value) for x in (k, v))
+    queries, output = (TensorDescriptor.from_tensor(x, [1, 1, 64, D], SHARED.value) for x in (q, o))
+    keys, values = (TensorDescriptor.from_tensor(x, [1, 1, TILE_K, D], SHARED.value) for x in (k, v))
     numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
     arguments = (queries, keys, values, output, order, starts, *numbers)
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():

@@ -6,17 +6,15 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export two_blocks` writes other programs. They differ as follows, and in checks. A
-quoted statement is new: it replaces the one that assigns the same name, or is added.
+Made from step 405 two_blocks (Autotuned: two blocks an SM) of the FMHA tutorial by
+python -m steps.export two_blocks --head-dim 128 --seq-len 4096 --dtype float16 --causal
+With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
   --head-dim 64: HEAD_DIM 64; other lines in load_numbers, prepare, iteration_of_keys, iteration_of_queries,
     fmha_backward_queries; in gradients `queries = (-(-q.shape[2] // 64), q.shape[1], q.shape[0])`
   --dtype bfloat16: the same kernel and launch
   --no-causal: other lines in iteration_of_keys, fmha_backward, iteration_of_queries, fmha_backward_queries
   --seq-len-kv 4001: in fmha_backward `cut = tiles if (j + 1) * TILE_KEY > K.shape[2] else cut`; in
     fmha_backward_queries `cut = min(cut, seq_len_kv // TILE_KEY)`
-
-Made from step 405 two_blocks (Autotuned: two blocks an SM) of the FMHA tutorial by
-python -m steps.export two_blocks --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
 
 import itertools
@@ -35,11 +33,6 @@ GROUP_SIZE = 1
 TILE_QUERY_2 = 128
 HEAD_DIM = 128
 TILE_KEY = 64
-
-
-def weigh_prepared(scores, lse, scale):
-    """As step folded_lse's, with the log-sum-exp in base 2 already."""
-    return ct.exp2(scores * (scale * INVERSE_LN2) - lse, flush_to_zero=True)
 
 
 def load_rows(X, batch, head, i, rows):
@@ -62,7 +55,7 @@ def back_through_softmax(left, right, d_left, d_right, lse, row_sum, visible, ma
     """(weights, dS) of one tile of scores ``left right^T``, both in the inputs' dtype."""
     none = ct.zeros((left.shape[0], right.shape[0]), ct.float32)
     scores = ct.mma(left, ct.permute(right, (1, 0)), none)
-    weights = weigh_prepared(scores, lse, scale)
+    weights = ct.exp2(scores * (scale * INVERSE_LN2) - lse, flush_to_zero=True)
     if masked:
         weights = ct.where(visible, weights, 0.0)
     d_weights = ct.mma(d_left, ct.permute(d_right, (1, 0)), none)
@@ -80,7 +73,6 @@ def prepare(Out, DO, LSE, RowSum, Prepared):
     ct.store(RowSum, (batch_2, head_2, i_2), ct.reshape(x, (1, 1, *x.shape)))
     i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
     lse = load_numbers(LSE, batch, head, i, TILE_QUERY)
-    # Store a number for each row of the i-th tile; what lies past the end is dropped.
     x = ct.where(lse > -math.inf, lse, math.inf) * INVERSE_LN2
     ct.store(Prepared, (batch, head, i), ct.reshape(x, (1, 1, *x.shape)))
 
@@ -206,19 +198,16 @@ def gradients(q, k, v, o, lse, do, scale=None):
 
 
 def exact(q, k, v, do):
-    """(o, log-sum-exps, dq, dk, dv) in float64, a head of Q at a time."""
+    """(o, log-sum-exps, dq, dk, dv) in float64, a head of Q at a time; gradients by autograd."""
     o, dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v))
-    lse, scale = o.new_empty(q.shape[:3]), 1 / math.sqrt(HEAD_DIM)
+    lse = o.new_empty(q.shape[:3])
     for b, h in itertools.product(*map(range, q.shape[:2])):
-        queries, keys, values, grad = (x[b, h].double() for x in (q, k, v, do))
-        scores = queries @ keys.T * scale
+        leaves = [x[b, h].double().requires_grad_() for x in (q, k, v)]
+        scores = leaves[0] @ leaves[1].T / math.sqrt(HEAD_DIM)
         scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -math.inf)
-        lse[b, h] = scores.logsumexp(1)
-        weights, d_weights = scores.softmax(1), grad @ values.T
-        o[b, h] = weights @ values
-        d_scores = weights * (d_weights - (weights * d_weights).sum(1, keepdim=True)) * scale
-        dq[b, h] = d_scores @ keys
-        dk[b, h], dv[b, h] = d_scores.T @ queries, weights.T @ grad
+        rows = scores.softmax(1) @ leaves[2]
+        o[b, h], lse[b, h] = rows.detach(), scores.logsumexp(1).detach()
+        dq[b, h], dk[b, h], dv[b, h] = torch.autograd.grad(rows, leaves, do[b, h].double())
     return o, lse, dq, dk, dv
 
 

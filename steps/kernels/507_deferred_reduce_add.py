@@ -5,8 +5,8 @@
 Compiled in: head_dim 64, float16, no mask. Batch, heads and lengths may be others, as far as the checks say; the launch
 is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Blocks add to dQ in any
 order, so its last bits vary. There is no autograd. It needs PyTorch and Triton 3.9. Not included: the tutorial's step
-also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes descriptors of wgmma where they are
-used, and may take out barriers between warps that nothing needs.
+also has its PTX rewritten, by a hook in Triton: descriptors of wgmma are made where they are used, and barriers between
+warps that nothing needs may go.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there. Counts are numbers in global
 memory: who waits for one polls it until all have added to it (release, acquire). That ends because blocks begin in the
@@ -27,22 +27,18 @@ next kernel                      produce 2
 Bytes of shared memory: key 16,384, value 16,384, query 32,768, lse 1,024, d_output 32,768, row_sum 1,024, d_scores
 65,536, d_query 32,768, barriers 104; together 198,760.
 
-For other problems `python -m steps.export deferred_reduce_add` writes other programs. They differ as follows, and in
-checks. A quoted statement is new: it replaces the one that assigns the same name, or is added.
-  --head-dim 128: TILE_QUERY 64; HEAD_DIM 128; ROWS_PREPARED 8; ROWS_SCALED 4; ADDED_UP 128; ROWS_LAYOUT
-    gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]); ROWS_OF_TWO gl.BlockedLayout([1, 16], [4, 8], [2, 1], [1, 0]);
-    SUMS with instr_shape=[16, 128, 16]; ROWS_OF_ONE gl.BlockedLayout([1, 4], [1, 32], [1, 1], [1, 0]); SCORES with
-    instr_shape=[16, 64, 16]; QUERY_SUMS SCORES; other lines in issue_own_d_query, consume; in gradients `rates =
-    tuple((pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (8, 4)))`; also has add_by_tma; has no store_for_tma,
-    let_tma_add
+Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutorial by
+python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
+With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
+  --head-dim 128: TILE_QUERY 64; HEAD_DIM 128; ROWS_PREPARED 8; ROWS_SCALED 4; ADDED_UP 128; other layouts ROWS_LAYOUT,
+    ROWS_OF_TWO, SUMS, ROWS_OF_ONE, SCORES; other lines in issue_own_d_query, consume; in gradients `rates =
+    tuple((pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (8, 4)))`; also has add_by_tma, number_of; has no
+    store_for_tma, let_tma_add
   --dtype bfloat16: in consume `weights = in_bfloat16(rounded)`; also has in_bfloat16
   --causal: AHEAD 264; SECTION 264; other lines in consume, produce, iterations_before, own_share, fmha_backward,
     pieces_an_iteration; in gradients `cleared = min(lines, max(2, 264 // blocks))`; also has add_by_tma; has no
     store_for_tma, let_tma_add
   --seq-len-kv 4001: other lines in consume, fmha_backward; also has add_by_tma; has no store_for_tma, let_tma_add
-
-Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutorial by
-python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
 """
 
 import itertools
@@ -167,37 +163,10 @@ def own_line(work):
 
 
 @gluon.jit
-def fetch_rows(array, numbers, slot, number_slot, full, head, batch, i, line):
-    """Ask TMA for the i-th tile of queries of Q or dO, and for its log-sum-exps or row sums."""
-    mbarrier.expect(full, TILE_QUERY * (HEAD_DIM * slot.dtype.primitive_bitwidth // 8 + 4))
-    tma.async_load(array, [batch, head, i * TILE_QUERY, 0], full, slot)
-    tma.async_load(numbers, [line, i * TILE_QUERY], full, number_slot)
-
-
-@gluon.jit
-def rows_of(ring, iteration):
-    """A tile of Q or dO [query, head_dim] of a ring."""
-    return ring.index(iteration % STAGES).reshape([TILE_QUERY, HEAD_DIM])
-
-
-@gluon.jit
-def keys_of(tile):
-    """The block's K or V [key, head_dim]."""
-    return tile.reshape([TILE_KEY, HEAD_DIM])
-
-
-@gluon.jit
-def number_of(ring, iteration):
-    """A number for each query, along the columns of scores [1, query]."""
-    numbers = ring.index(iteration % STAGES).reshape([TILE_QUERY])
-    return numbers.load(gl.SliceLayout(0, SCORES))[None, :]
-
-
-@gluon.jit
 def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr):
     """Begin this warpgroup's share of an iteration's dQ: its queries, or its columns."""
     d_scores = tiles.d_scores.index(iteration & 1)
-    keys = keys_of(tiles.key)
+    keys = tiles.key.reshape([TILE_KEY, HEAD_DIM])
     d_scores = d_scores.slice(warpgroup * QUERY_ROWS, QUERY_ROWS, 1)
     # Begin dQ [query, head_dim] of a tile: dS, turned, times K.
     none = gl.full([QUERY_ROWS, QUERY_COLUMNS], 0.0, gl.float32, QUERY_SUMS)
@@ -242,14 +211,6 @@ def clear_rows(Sums, first_row, line, padded, by_spare: gl.constexpr):
     gl.store(Sums + (line.to(gl.int64) * padded + first_row) * HEAD_DIM + offset, zeros)
 
 
-@gluon.jit
-def last_head_first():
-    """Likewise, the last head first. It is what the kernel before has written last, and L2 is likely to hold it; and of
-    what this kernel reads or writes the next one needs the first head's rows first.
-    """
-    return gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
-
-
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces", "clearing"])
 def prepare(
     Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, heads, batches, counts, pieces,
@@ -258,7 +219,7 @@ def prepare(
     """All that is made ready for a tile of queries; and zeros, shared out among the tiles."""
     let_next_begin()
     i = gl.program_id(0)
-    line = last_head_first()
+    line = gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
     prepare_rows(
         Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, i * TILE_QUERY, line % heads, line // heads, heads,
         batches, seq_len_q, padded, False,
@@ -276,7 +237,10 @@ def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line):
     """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on."""
     await_kernels_before()
     i = gl.program_id(0)
-    line = (first_line + last_head_first()).to(gl.int64)
+    line = (
+        first_line
+        + (gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)))
+    ).to(gl.int64)
     head, batch = line % heads, line // heads
     row = i * TILE_QUERY + gl.arange(0, TILE_QUERY, gl.SliceLayout(1, ROWS_LAYOUT))
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_LAYOUT))
@@ -303,20 +267,21 @@ def exp2(x):
 def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr):
     """A warpgroup: dK and dV of its keys, and its share of what the block adds to dQ."""
     dtype: gl.constexpr = tiles.key.dtype
-    keys = keys_of(tiles.key).slice(warpgroup * KEYS, KEYS, 0)
-    values = keys_of(tiles.value).slice(warpgroup * KEYS, KEYS, 0)
+    keys = tiles.key.reshape([TILE_KEY, HEAD_DIM]).slice(warpgroup * KEYS, KEYS, 0)
+    values = tiles.value.reshape([TILE_KEY, HEAD_DIM]).slice(warpgroup * KEYS, KEYS, 0)
     d_key = gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, SUMS)
     d_value = gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, SUMS)
     mbarrier.wait(barriers.keys_full.index(0), 0)
     kept = keys.slice(0, KEPT, 1).load(KEY_FACTOR)
     for iteration in range(work.a_head):
-        query, d_output = rows_of(tiles.query, iteration), rows_of(tiles.d_output, iteration)
+        query = tiles.query.index(iteration % STAGES).reshape([TILE_QUERY, HEAD_DIM])
+        d_output = tiles.d_output.index(iteration % STAGES).reshape([TILE_QUERY, HEAD_DIM])
         # --- the weights again, and dV ---
         mbarrier.wait(barriers.query_full.index(iteration % STAGES), iteration // STAGES & 1)
         # Begin scores [key, query]: columns of K that are kept from registers, the others from shared memory.
         none = gl.full([KEYS, TILE_QUERY], 0.0, gl.float32, SCORES)
         scores = warpgroup_mma(kept, query.slice(0, KEPT, 1).permute((1, 0)), none, use_acc=False, is_async=True)
-        # Wait until TMA has filled the slot of tile ``iteration`` of a ring.
+        # Wait until TMA has filled the slot of this tile of a ring.
         mbarrier.wait(barriers.d_output_full.index(iteration % STAGES), iteration // STAGES & 1)
         # Begin a product [key, query]: scores from K and Q, or the weights' gradient from V and dO.
         none = gl.full([KEYS, TILE_QUERY], 0.0, gl.float32, SCORES)
@@ -325,16 +290,20 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         if iteration > 1:
             let_tma_add(arrays, tiles, iteration - 2, work, warpgroup)
         scores = warpgroup_mma_wait(1, deps=[scores])
-        weights = exp2(scores * scale - number_of(tiles.lse, iteration))
+        # A number for each query, along the columns of scores [1, query].
+        numbers = tiles.lse.index(iteration % STAGES).reshape([TILE_QUERY])
+        number_of = numbers.load(gl.SliceLayout(0, SCORES))[None, :]
+        weights = exp2(scores * scale - number_of)
         rounded = weights.to(dtype)
         factor = gl.convert_layout(rounded, FACTOR)
         d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
         # --- dS ---
         d_weights = warpgroup_mma_wait(1, deps=[d_weights])
         weights = rounded.to(gl.float32)
-        # dS: the row sums are taken off now.
-        d_weights -= number_of(tiles.row_sum, iteration)
-        d_scores = (weights * d_weights).to(dtype)
+        # A number for each query, along the columns of scores [1, query].
+        numbers = tiles.row_sum.index(iteration % STAGES).reshape([TILE_QUERY])
+        row_sums = numbers.load(gl.SliceLayout(0, SCORES))[None, :]
+        d_scores = (weights * (d_weights - row_sums)).to(dtype)
         before = iteration + 1  # of the two slots of dS, that of the iteration before
         # Both warpgroups said so of dO in the iteration before.
         told = (iteration + STAGES - 1) // STAGES & 1 ^ 1
@@ -358,12 +327,11 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         mbarrier.arrive(barriers.query_empty.index(iteration % STAGES), count=1)
     # --- dQ of the last iteration ---
     if work.a_head > 0:
-        # Ask TMA to add what was stored at the end of the iteration before.
         if work.a_head > 1:
             let_tma_add(arrays, tiles, work.a_head - 2, work, warpgroup)
         mbarrier.wait(barriers.d_scores_full.index(work.a_head + 1 & 1), work.a_head - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_own_d_query(tiles, work.a_head + 1, warpgroup)])
-        # Add a warpgroup's dQ [query, head_dim] of an iteration's tile of queries to the sums.
+        # Store a warpgroup's dQ when TMA has read the last one. TMA adds it when the next scores are under way.
         tma.store_wait(0)
         store_for_tma(d_query, tiles, warpgroup)
         # Ask TMA to add dQ of the last iteration.
@@ -375,7 +343,6 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
     keys.store((d_key * (scale * 0.6931471805599453)).to(dtype))
     values.store(d_value.to(dtype))
     fence_async_shared()
-    # Wait until all warpgroups are here.
     mbarrier.arrive(barriers.done.index(1), count=1)
     mbarrier.wait(barriers.done.index(1), 0)
     if warpgroup == 0:
@@ -412,7 +379,7 @@ def lines_ahead():
 def produce(arrays, tiles, barriers, work, aside):
     """The producer: fetches the block's keys and values, and then tiles of queries, each when its slot is empty."""
     full = barriers.keys_full.index(0)
-    mbarrier.expect(full, 2 * TILE_KEY * HEAD_DIM * tiles.key.dtype.primitive_bitwidth // 8)
+    mbarrier.expect(full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
     tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], full, tiles.key)
     tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], full, tiles.value)
     let_next_begin()
@@ -428,16 +395,20 @@ def produce(arrays, tiles, barriers, work, aside):
         used = iteration // STAGES & 1 ^ 1
         mbarrier.wait(barriers.query_empty.index(stage), used)
         full = barriers.query_full.index(stage)
-        fetch_rows(
-            arrays.query, arrays.numbers, tiles.query.index(stage), tiles.lse.index(stage), full, work.head, work.batch,
-            iteration, line,
-        )  # fmt: skip
+        # Ask TMA for the i-th tile of queries of Q or dO, and for its log-sum-exps or row sums.
+        slot = tiles.query.index(stage)
+        number_slot = tiles.lse.index(stage)
+        mbarrier.expect(full, arrays.query.nbytes_per_cta + arrays.numbers.nbytes_per_cta)
+        tma.async_load(arrays.query, [work.batch, work.head, iteration * TILE_QUERY, 0], full, slot)
+        tma.async_load(arrays.numbers, [line, iteration * TILE_QUERY], full, number_slot)
         mbarrier.wait(barriers.d_output_empty.index(stage), used)
         full = barriers.d_output_full.index(stage)
-        fetch_rows(
-            arrays.d_output, arrays.numbers, tiles.d_output.index(stage), tiles.row_sum.index(stage), full, work.head,
-            work.batch, iteration, work.batches * work.heads + line,
-        )  # fmt: skip
+        slot = tiles.d_output.index(stage)
+        number_slot = tiles.row_sum.index(stage)
+        line_2 = work.batches * work.heads + line
+        mbarrier.expect(full, arrays.d_output.nbytes_per_cta + arrays.numbers.nbytes_per_cta)
+        tma.async_load(arrays.d_output, [work.batch, work.head, iteration * TILE_QUERY, 0], full, slot)
+        tma.async_load(arrays.numbers, [line_2, iteration * TILE_QUERY], full, number_slot)
 
 
 @gluon.jit
@@ -519,26 +490,23 @@ def fmha_backward(
     QUERY_SHAPE: gl.constexpr = [STAGES, 1, 1, TILE_QUERY, HEAD_DIM]
     KEY_SHAPE: gl.constexpr = [1, 1, TILE_KEY, HEAD_DIM]
     NUMBER_SHAPE: gl.constexpr = [STAGES, 1, TILE_QUERY]
-    SCORE_SHAPE: gl.constexpr = [2, TILE_KEY, TILE_QUERY]
     SUM_SHAPE: gl.constexpr = [WARPGROUPS, 1, 1, QUERY_ROWS, QUERY_COLUMNS]
-    tiles = Tiles(
-        gl.allocate_shared_memory(Q.dtype, KEY_SHAPE, SHARED),
-        gl.allocate_shared_memory(Q.dtype, KEY_SHAPE, SHARED),
-        gl.allocate_shared_memory(Q.dtype, QUERY_SHAPE, SHARED),
-        gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, SHARED_NUMBERS),
-        gl.allocate_shared_memory(Q.dtype, QUERY_SHAPE, SHARED),
-        gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, SHARED_NUMBERS),
-        gl.allocate_shared_memory(Q.dtype, SCORE_SHAPE, SHARED_SCORES),
-        gl.allocate_shared_memory(gl.float32, SUM_SHAPE, SHARED_SUMS),
-    )
+    key = gl.allocate_shared_memory(Q.dtype, KEY_SHAPE, SHARED)
+    value = gl.allocate_shared_memory(Q.dtype, KEY_SHAPE, SHARED)
+    query = gl.allocate_shared_memory(Q.dtype, QUERY_SHAPE, SHARED)
+    lse = gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, SHARED_NUMBERS)
+    d_output = gl.allocate_shared_memory(Q.dtype, QUERY_SHAPE, SHARED)
+    row_sum = gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, SHARED_NUMBERS)
+    d_scores = gl.allocate_shared_memory(Q.dtype, [2, TILE_KEY, TILE_QUERY], SHARED_SCORES)
+    d_query = gl.allocate_shared_memory(gl.float32, SUM_SHAPE, SHARED_SUMS)
+    tiles = Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query)
     # mbarriers for roles. None is made that nobody uses: the compiler would give its memory to something else, too.
     query_full = barrier_ring(STAGES, 1)
     d_scores_full = barrier_ring(2, WRITERS)
     done = barrier_ring(2, WARPGROUPS)
     keys_full = barrier_ring(1, 1)
     query_empty = barrier_ring(STAGES, WARPGROUPS)
-    d_output_full = barrier_ring(STAGES, 1)
-    d_output_empty = barrier_ring(STAGES, WARPGROUPS)
+    d_output_full, d_output_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
     barriers = Barriers(keys_full, query_full, query_empty, d_output_full, d_output_empty, d_scores_full, done)
     fence_async_shared()  # TMA sees the barriers
     # The work of this block.
@@ -571,19 +539,12 @@ def check(q, k, v, o, lse, do):
     shapes |= {"o": [*q.shape], "do": [*q.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v, o, do)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
+        expect(name, "strides in steps of 16 bytes, as TMA reads, and a last one of 1", x.stride(), fits)
     expect("lse", f"torch.float32 {[*q.shape[:3]]} on {q.device}", f"{lse.dtype} {[*lse.shape]} on {lse.device}")
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
-
-
-def describe(x, rows, columns, layout):
-    """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
-    if (
-        x.data_ptr() % 16 or x.stride(3) != 1 or any(n <= 0 or n % 8 for n in x.stride()[:3])
-    ):  # not in steps of 16 bytes
-        x = x.clone(memory_format=torch.contiguous_format)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
 def pieces_an_iteration(rows, seq_len_q, seq_len_kv):
@@ -598,7 +559,6 @@ def gradients(q, k, v, o, lse, do, scale=None):
     check(q, k, v, o, lse, do)
     scale = 1 / math.sqrt(D) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
-    o, do = (x if x.stride(3) == 1 else x.contiguous() for x in (o, do))  # kernels take their other strides
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     (batch, heads, seq_len_q, _), (_, kv_heads, seq_len_kv, _) = q.shape, k.shape
     tiles, blocks = -(-seq_len_q // TILE_Q), -(-seq_len_kv // TILE_K)  # of queries, and of keys, a head
@@ -617,10 +577,10 @@ def gradients(q, k, v, o, lse, do, scale=None):
     preparing = (o, do, lse, numbers, sums, *strides, *sizes, batch, *to_clear)
 
     # --- the kernel whose blocks own keys ---
-    queries, d_output = (describe(x, TILE_Q, D, SHARED.value) for x in (q, do))
-    keys, values, *into = (describe(x, TILE_K, D, SHARED.value) for x in (k, v, dk, dv))
-    of_rows = TensorDescriptor(numbers, list(numbers.shape), [padded, 1], [1, TILE_Q], SHARED_NUMBERS.value)
-    added = describe(sums, 64, 64, SHARED_SUMS.value)
+    queries, d_output = (TensorDescriptor.from_tensor(x, [1, 1, TILE_Q, D], SHARED.value) for x in (q, do))
+    keys, values, *into = (TensorDescriptor.from_tensor(x, [1, 1, TILE_K, D], SHARED.value) for x in (k, v, dk, dv))
+    of_rows = TensorDescriptor.from_tensor(numbers, [1, TILE_Q], SHARED_NUMBERS.value)
+    added = TensorDescriptor.from_tensor(sums, [1, 1, 64, 64], SHARED_SUMS.value)
     lengths = (seq_len_q, seq_len_kv, heads, batch, padded)
     arguments = (queries, keys, values, d_output, of_rows, added, *into, scale / math.log(2), *lengths)  # in base 2
     arguments += (counts,)
@@ -640,18 +600,15 @@ def gradients(q, k, v, o, lse, do, scale=None):
 
 
 def exact(q, k, v, do):
-    """(o, log-sum-exps, dq, dk, dv) in float64, a head of Q at a time."""
+    """(o, log-sum-exps, dq, dk, dv) in float64, a head of Q at a time; gradients by autograd."""
     o, dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v))
-    lse, scale = o.new_empty(q.shape[:3]), 1 / math.sqrt(D)
+    lse = o.new_empty(q.shape[:3])
     for b, h in itertools.product(*map(range, q.shape[:2])):
-        queries, keys, values, grad = (x[b, h].double() for x in (q, k, v, do))
-        scores = queries @ keys.T * scale
-        lse[b, h] = scores.logsumexp(1)
-        weights, d_weights = scores.softmax(1), grad @ values.T
-        o[b, h] = weights @ values
-        d_scores = weights * (d_weights - (weights * d_weights).sum(1, keepdim=True)) * scale
-        dq[b, h] = d_scores @ keys
-        dk[b, h], dv[b, h] = d_scores.T @ queries, weights.T @ grad
+        leaves = [x[b, h].double().requires_grad_() for x in (q, k, v)]
+        scores = leaves[0] @ leaves[1].T / math.sqrt(D)
+        rows = scores.softmax(1) @ leaves[2]
+        o[b, h], lse[b, h] = rows.detach(), scores.logsumexp(1).detach()
+        dq[b, h], dk[b, h], dv[b, h] = torch.autograd.grad(rows, leaves, do[b, h].double())
     return o, lse, dq, dk, dv
 
 

@@ -20,19 +20,16 @@ cluster barrier                   all warps of CTA 0, all warps of CTA 1       a
 Bytes of shared memory of each CTA: query 32,768, key 32,768, value 32,768, barriers 56; together 98,360.
 Columns of tensor memory of each CTA: scores 128, output 128, weights 64; together 320.
 
-For other problems `python -m steps.export two_cta_mma` writes other programs. They differ as follows, and in checks. A
-quoted statement is new: it replaces the one that assigns the same name, or is added.
-  --head-dim 64: HEAD_DIM 64; SHARED_VALUE with swizzle_byte_width=64; SUMS blackwell.TensorMemoryLayout(block=(128,
-    64), col_stride=1, cga_layout=[[1, 0]], two_ctas=True); other lines in to_panels, work_together; in attention
-    `queries, output = (describe(x, 256, 64, SHARED.value) for x in (q, o))` and `keys = describe(k, TILE_K, 64,
-    SHARED.value)` and `values = describe(v, TILE_K, 64, SHARED_VALUE.value)`, not `queries = describe(q, 256, 128,
-    SHARED.value)` and `output = describe(o, 256, 64, SHARED.value)`
-  --dtype bfloat16: the same kernel and launch
-  --causal: other lines in work_together; also has hide
-  --seq-len-kv 4001: other lines in work_together; also has hide
-
 Made from step 604 two_cta_mma (2-CTA MMA) of the FMHA tutorial by
 python -m steps.export two_cta_mma --head-dim 128 --seq-len 4096 --dtype float16 --no-causal
+With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
+  --head-dim 64: HEAD_DIM 64; other layouts SHARED_VALUE, SUMS; other lines in fmha; in attention `queries, output =
+    (TensorDescriptor.from_tensor(x, [1, 1, 256, D], SHARED.value) for x in (q, o))`, not `queries =
+    TensorDescriptor.from_tensor(q, [1, 1, 256, D], SHARED.value)` and `output = TensorDescriptor.from_tensor(o, [1, 1,
+    256, 64], SHARED.value)`
+  --dtype bfloat16: the same kernel and launch
+  --causal: other lines in fmha
+  --seq-len-kv 4001: other lines in fmha
 """
 
 import itertools
@@ -95,52 +92,34 @@ QueryTile = namedtuple("QueryTile", "row kv_head batch seq_len_kv")
 
 
 @gluon.jit
-def allocate_columns(dtype: gl.constexpr):
-    """All the columns that a block needs."""
-    scores = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, ROWS, TILE_KEY], SCORES)
-    output = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, ROWS, HEAD_DIM], SUMS)
-    weights = blackwell.allocate_tensor_memory(dtype, [WARPGROUPS, ROWS, TILE_KEY], SCORES)
-    return Columns(scores, weights, output)
-
-
-@gluon.jit
-def issue_scores(query, keys, iteration, scores, done):
-    """Begin the QK product [query, key]. ``done`` completes when it, and all that was begun before, has ended."""
-    key = keys.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
-    blackwell.tcgen05_mma(query, key.permute((1, 0)), scores, use_acc=False, mbarriers=[done])
-
-
-@gluon.jit
-def issue_output(weights, values, iteration, output, add, done):
-    """Begin the PV product, and add it to the output where ``add``. ``done`` as above."""
-    value = values.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
-    blackwell.tcgen05_mma(weights, value, output, use_acc=add, mbarriers=[done])
-
-
-@gluon.jit
 def rescale(output, factor):
     """Multiply the rows of an output [query, head_dim] by a factor [query], some columns at a time."""
-    factor = gl.convert_layout(factor, gl.SliceLayout(1, OUTPUT))[:, None]
+    by = gl.convert_layout(factor, gl.SliceLayout(1, OUTPUT))[:, None]
     for column in gl.static_range(0, HEAD_DIM, AT_ONCE_2):
         some = output.slice(column, AT_ONCE_2)
-        some.store(some.load(OUTPUT) * factor)
+        some.store(some.load(OUTPUT) * by)
 
 
 @gluon.jit
-def to_panels(output, factor, panels):
-    """As ``to_shared_memory``, to a panel for every AT_ONCE columns [panel, ..., query, column]."""
-    factor = gl.convert_layout(factor, gl.SliceLayout(1, OUTPUT))[:, None]
-    for n in gl.static_range(HEAD_DIM // AT_ONCE_2):
-        some = output.slice(n * AT_ONCE_2, AT_ONCE_2).load(OUTPUT) * factor
-        panels.index(n).reshape([ROWS, AT_ONCE_2]).store(some.to(panels.dtype))
+def fetch_keys(arrays, tiles, barriers, query_tile, j, iteration):
+    """Ask TMA for the j-th tile of keys, into the slot of tile ``iteration``."""
+    row = j * TILE_KEY
+    stage = iteration % STAGES
+    # Ask TMA for a tile of keys or values for two CTAs: half of it for each, or all of it for both.
+    mbarrier.expect(barriers.key_full.index(stage), arrays.key.nbytes_per_cta)
+    at = [query_tile.batch, query_tile.kv_head, row, 0]
+    tma.async_load(arrays.key, at, barriers.key_full.index(stage), tiles.key.index(stage), multicast=False)
 
 
 @gluon.jit
-def add_up(row_sum, correction, weights):
-    """The sums [query] so far, and those of one more tile of weights [query, key]."""
-    some = gl.reshape(weights, [ROWS, TILE_KEY // 16, 16])
-    total = gl.sum(gl.sum(some, 2), 1)
-    return row_sum * correction + gl.convert_layout(total, row_sum.type.layout)
+def fetch_values(arrays, tiles, barriers, query_tile, j, iteration):
+    """Ask TMA for the j-th tile of values, into the slot of tile ``iteration``."""
+    row = j * TILE_KEY
+    stage = iteration % STAGES
+    # Ask TMA for a tile of keys or values for two CTAs: half of it for each, or all of it for both.
+    mbarrier.expect(barriers.value_full.index(stage), arrays.value.nbytes_per_cta)
+    at = [query_tile.batch, query_tile.kv_head, row, 0]
+    tma.async_load(arrays.value, at, barriers.value_full.index(stage), tiles.value.index(stage), multicast=False)
 
 
 @gluon.jit
@@ -159,52 +138,36 @@ def cluster_ring(length: gl.constexpr, arrivals: gl.constexpr, joint: gl.constex
 
 
 @gluon.jit
-def fetch_for_both(array, ring, full, query_tile, row, stage):
-    """Ask TMA for a tile of keys or values for two CTAs: half of it for each, or all of it for both."""
-    mbarrier.expect(full.index(stage), array.nbytes_per_cta)
-    at = [query_tile.batch, query_tile.kv_head, row, 0]
-    tma.async_load(array, at, full.index(stage), ring.index(stage), multicast=False)
-
-
-@gluon.jit
-def fetch_keys(arrays, tiles, barriers, query_tile, j, iteration):
-    """Ask TMA for the j-th tile of keys, into the slot of tile ``iteration``."""
-    row = j * TILE_KEY
-    stage = iteration % STAGES
-    fetch_for_both(arrays.key, tiles.key, barriers.key_full, query_tile, row, stage)
-
-
-@gluon.jit
-def fetch_values(arrays, tiles, barriers, query_tile, j, iteration):
-    """Ask TMA for the j-th tile of values, into the slot of tile ``iteration``."""
-    row = j * TILE_KEY
-    stage = iteration % STAGES
-    fetch_for_both(arrays.value, tiles.value, barriers.value_full, query_tile, row, stage)
-
-
-@gluon.jit
 def exp2(x):
     """2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
-@gluon.jit
-def next_maxima(scores, row_max, scale):
-    """(maximum [query] in base 2 that weights are relative to, correction [query] of what was summed up before)."""
-    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
-    return new_max, exp2(row_max - new_max)
-
-
-@gluon.jit
-def weigh(scores, row_max, scale):
-    """Weights [query, key]: 2^(score - maximum)."""
-    exponent = scores * scale - row_max[:, None]
-    return exp2(exponent)
-
-
-@gluon.jit
-def work_together(arrays, tiles, columns, barriers, work, scale):
-    """A block's queries, a tile of keys after the other. A product is begun, and waited for at once."""
+@gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
+def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
+    QUERIES: gl.constexpr = [WARPGROUPS, 1, 1, ROWS, HEAD_DIM]
+    KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
+    dtype: gl.constexpr = Q.dtype
+    # --- shared memory; the output leaves from where Q was ---
+    queries = gl.allocate_shared_memory(dtype, QUERIES, SHARED)
+    keys = gl.allocate_shared_memory(dtype, KEYS, SHARED_KEY)
+    values = gl.allocate_shared_memory(dtype, KEYS, SHARED_VALUE)
+    tiles = Tiles(queries, keys, values, queries)
+    # --- tensor memory ---
+    scores = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, ROWS, TILE_KEY], SCORES)
+    output = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, ROWS, HEAD_DIM], SUMS)
+    weights = blackwell.allocate_tensor_memory(dtype, [WARPGROUPS, ROWS, TILE_KEY], SCORES)
+    columns = Columns(scores, weights, output)
+    # --- who does what; the first warpgroup's warps are those that the block began with ---
+    arrays = Arrays(Q, K, V, Out)
+    work = Work(heads, tiles_a_head, seq_len_kv)
+    query_full = cluster_ring(WARPGROUPS, 1, True)
+    key_full = cluster_ring(STAGES, 1, True)
+    value_full = cluster_ring(STAGES, 1, True)
+    scores_full = cluster_ring(WARPGROUPS, PRODUCTS, False)
+    output_full = cluster_ring(WARPGROUPS, PRODUCTS, False)
+    barriers = Barriers(query_full, key_full, value_full, scores_full, output_full)
+    # A block's queries, a tile of keys after the other. A product is begun, and waited for at once.
     ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
     # The n-th tile of queries in the order: (its ``QueryTile``, head).
     n = gl.program_id(0)
@@ -234,61 +197,54 @@ def work_together(arrays, tiles, columns, barriers, work, scale):
     for j in range(0, whole):
         # --- scores: QK product ---
         mbarrier.wait(barriers.key_full.index(j % STAGES), j // STAGES & 1)
-        issue_scores(query, tiles.key, j, scores_at, barriers.scores_full.index(0))
+        # Begin the QK product [query, key]. ``done`` completes when it, and all that was begun before, has ended.
+        done = barriers.scores_full.index(0)
+        key = tiles.key.index(j % STAGES).reshape([TILE_KEY, HEAD_DIM])
+        blackwell.tcgen05_mma(query, key.permute((1, 0)), scores_at, use_acc=False, mbarriers=[done])
         mbarrier.wait(barriers.scores_full.index(0), j & 1)
         if j + STAGES < end:
             fetch_keys(arrays, tiles, barriers, query_tile, j + STAGES, j)
-        scores = scores_at.load(ACCUMULATOR)
+        scores_2 = scores_at.load(ACCUMULATOR)
         # --- online softmax ---
-        row_max, correction = next_maxima(scores, row_max, scale)
-        weights = weigh(scores, row_max, scale)
-        row_sum = add_up(row_sum, correction, weights)
-        weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
+        new_max = gl.maximum(row_max, gl.max(scores_2, 1) * scale)
+        row_max, correction = new_max, exp2(row_max - new_max)
+        # Weights [query, key]: 2^(score - maximum).
+        exponent = scores_2 * scale - row_max[:, None]
+        weights_2 = exp2(exponent)
+        # The sums [query] so far, and those of one more tile of weights [query, key].
+        some = gl.reshape(weights_2, [ROWS, TILE_KEY // 16, 16])
+        total = gl.sum(gl.sum(some, 2), 1)
+        row_sum = row_sum * correction + gl.convert_layout(total, row_sum.type.layout)
+        weights_2 = gl.convert_layout(weights_2.to(tiles.key.dtype), WEIGHTS)
         if j > 0:
             rescale(output_at, correction)
-        weights_at.store(weights)
+        weights_at.store(weights_2)
         # --- output: PV product ---
         mbarrier.wait(barriers.value_full.index(j % STAGES), j // STAGES & 1)
         # The weights of both CTAs are there, their outputs are rescaled, and their scores are read: a product
         # of both reads and writes in both.
         hopper.cluster.barrier()
-        issue_output(weights_at, tiles.value, j, output_at, j > 0, barriers.output_full.index(0))
+        # Begin the PV product, and add it to the output where ``add``. ``done`` as above.
+        done = barriers.output_full.index(0)
+        value = tiles.value.index(j % STAGES).reshape([TILE_KEY, HEAD_DIM])
+        blackwell.tcgen05_mma(weights_at, value, output_at, use_acc=j > 0, mbarriers=[done])
         mbarrier.wait(barriers.output_full.index(0), j & 1)
         if j + STAGES < end:
             fetch_values(arrays, tiles, barriers, query_tile, j + STAGES, j)
     # Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where its Q was.
     PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE_2, 1, 1, ROWS, AT_ONCE_2]
     panels = tiles.output.index(0).reinterpret(tiles.output.dtype, PANELS, SHARED)
-    to_panels(columns.output.index(0), 1.0 / row_sum, panels)
+    # As ``to_shared_memory``, to a panel for every AT_ONCE columns [panel, ..., query, column].
+    output = columns.output.index(0)
+    by = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]
+    for n_3 in gl.static_range(HEAD_DIM // AT_ONCE_2):
+        some_2 = output.slice(n_3 * AT_ONCE_2, AT_ONCE_2).load(OUTPUT) * by
+        panels.index(n_3).reshape([ROWS, AT_ONCE_2]).store(some_2.to(panels.dtype))
     fence_async_shared()
     for n_2 in gl.static_range(PANELS[0]):
         at_2 = [query_tile.batch, head, query_tile.row, n_2 * AT_ONCE_2]
         tma.async_store(arrays.output, at_2, panels.index(n_2))
     tma.store_wait(0)
-
-
-@gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
-def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
-    QUERIES: gl.constexpr = [WARPGROUPS, 1, 1, ROWS, HEAD_DIM]
-    KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
-    dtype: gl.constexpr = Q.dtype
-    # --- shared memory; the output leaves from where Q was ---
-    queries = gl.allocate_shared_memory(dtype, QUERIES, SHARED)
-    keys = gl.allocate_shared_memory(dtype, KEYS, SHARED_KEY)
-    values = gl.allocate_shared_memory(dtype, KEYS, SHARED_VALUE)
-    tiles = Tiles(queries, keys, values, queries)
-    # --- tensor memory ---
-    columns = allocate_columns(dtype)
-    # --- who does what; the first warpgroup's warps are those that the block began with ---
-    arrays = Arrays(Q, K, V, Out)
-    work = Work(heads, tiles_a_head, seq_len_kv)
-    query_full = cluster_ring(WARPGROUPS, 1, True)
-    key_full = cluster_ring(STAGES, 1, True)
-    value_full = cluster_ring(STAGES, 1, True)
-    scores_full = cluster_ring(WARPGROUPS, PRODUCTS, False)
-    output_full = cluster_ring(WARPGROUPS, PRODUCTS, False)
-    barriers = Barriers(query_full, key_full, value_full, scores_full, output_full)
-    work_together(arrays, tiles, columns, barriers, work, scale)
 
 
 D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
@@ -305,18 +261,11 @@ def check(q, k, v):
     shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
+        expect(name, "strides in steps of 16 bytes, as TMA reads, and a last one of 1", x.stride(), fits)
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
-
-
-def describe(x, rows, columns, layout):
-    """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
-    if (
-        x.data_ptr() % 16 or x.stride(3) != 1 or any(n <= 0 or n % 8 for n in x.stride()[:3])
-    ):  # not in steps of 16 bytes
-        x = x.clone(memory_format=torch.contiguous_format)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns], layout)
 
 
 def attention(q, k, v, scale=None):
@@ -328,10 +277,10 @@ def attention(q, k, v, scale=None):
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = tiles * lines
     order = starts = torch.empty(1, dtype=torch.int32, device=q.device)  # nobody reads them
-    queries = describe(q, 256, 128, SHARED.value)
-    output = describe(o, 256, 64, SHARED.value)
-    keys = describe(k, TILE_K, 128, SHARED.value)
-    values = describe(v, TILE_K, 128, SHARED_VALUE.value)
+    queries = TensorDescriptor.from_tensor(q, [1, 1, 256, D], SHARED.value)
+    output = TensorDescriptor.from_tensor(o, [1, 1, 256, 64], SHARED.value)
+    keys = TensorDescriptor.from_tensor(k, [1, 1, TILE_K, D], SHARED.value)
+    values = TensorDescriptor.from_tensor(v, [1, 1, TILE_K, D], SHARED_VALUE.value)
     numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
     arguments = (queries, keys, values, output, order, starts, *numbers)
     with torch.cuda.device(q.device):

@@ -6,16 +6,13 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
 
-For other problems `python -m steps.export xcd_swizzle` writes other programs. They differ as follows, and in checks. A
-quoted statement is new: it replaces the one that assigns the same name, or is added.
-  --head-dim 64: HEAD_DIM 64; SHARED with per_phase=2, max_phase=8; COPY gl.BlockedLayout([1, 8], [8, 8], [8, 1], [1,
-    0])
+Made from step 704 xcd_swizzle (XCD swizzle) of the FMHA tutorial by
+python -m steps.export xcd_swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
+With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
+  --head-dim 64: HEAD_DIM 64; other layouts SHARED, COPY
   --dtype bfloat16: the same kernel and launch
   --no-causal: other lines in fmha
   --seq-len-kv 4001: other lines in offsets, load_queries, fetch, fmha
-
-Made from step 704 xcd_swizzle (XCD swizzle) of the FMHA tutorial by
-python -m steps.export xcd_swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
 
 import itertools
@@ -109,7 +106,6 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     first_query = gl.program_id(1) * TILE_QUERY
     head = gl.program_id(0)
     batch = gl.program_id(2)
-    heads = gl.num_programs(0)
     Q = to_head(Q, q_strides, head, batch)
     K = to_head(K, k_strides, head, batch)
     V = to_head(V, v_strides, head, batch)

@@ -6,16 +6,15 @@ Compiled in: head_dim 128, bfloat16, a causal mask, 8 query heads for each head 
 heads and lengths may be others, as far as the checks say; the launch is chosen for the problem at the end of this file.
 There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export paged` writes other programs. They differ as follows, and in checks. A quoted
-statement is new: it replaces the one that assigns the same name, or is added.
-  --head-dim 64: TILE_KEY 128; HEAD_DIM 64; other lines in load_key_from_pages, fmha_decode; also has small_page,
-    from_small_pages; has no load_value_from_pages
+Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
+python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal
+With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
+  --head-dim 64: TILE_KEY 128; HEAD_DIM 64; in fmha_decode `k = ct.permute(from_small_pages((K, Table, last), batch,
+    kv_head, j, LATENCY_KEY), (1, 0))` and `v = from_small_pages((V, Table, last), batch, kv_head, j, LATENCY_VALUE)`;
+    also has small_page, from_small_pages; has no load_key_from_pages, load_value_from_pages
   --dtype float16: the same kernel and launch
   --no-causal: the same kernel and launch
   --seq-len-kv 4001: the same kernel and launch
-
-Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
-python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal
 """
 
 import itertools

@@ -6,18 +6,16 @@ Compiled in: head_dim 128, bfloat16, no mask, 8 query heads for each head of key
 may be others, as far as the checks say; the launch is chosen for the problem at the end of this file. Tensors are
 [batch, heads, length, head_dim]. There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export pack_gqa` writes other programs. They differ as follows, and in checks. A
-quoted statement is new: it replaces the one that assigns the same name, or is added.
+Made from step 905 pack_gqa (A group in a tile) of the FMHA tutorial by
+python -m steps.export pack_gqa --head-dim 128 --seq-len 16 --seq-len-kv 8192 --dtype bfloat16 --no-causal
+With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
   --head-dim 64: HEAD_DIM 64
   --dtype float16: the same kernel and launch
   --causal: MASK_LOOP_LATENCY_KEY 4; MASK_LOOP_LATENCY_VALUE 8; NARROW_KEY 64; other lines in load_key_transposed, fmha;
     in attention `order, starts = deal(lines, q.shape[2], k.shape[2], blocks, q.device)` and `arguments = (*by_group,
     scale, order, starts)`; also has tiles_to_visit, product, absorb, deal_in_sections, deal
   --seq-len-kv 4001: MASK_LOOP_LATENCY_KEY 4; MASK_LOOP_LATENCY_VALUE 8; NARROW_KEY 64; other lines in
-    load_key_transposed, fmha; also has tiles_to_visit, product, absorb
-
-Made from step 905 pack_gqa (A group in a tile) of the FMHA tutorial by
-python -m steps.export pack_gqa --head-dim 128 --seq-len 16 --seq-len-kv 8192 --dtype bfloat16 --no-causal
+    load_key_transposed, fmha; also has product, absorb
 """
 
 import itertools

@@ -37,25 +37,34 @@ from steps.writing.values import CannotFlatten, depth
 SKIP = "  # fmt: skip"
 ROLES = re.compile(
     r"^(?P<margin> *)WORKERS: gl\.constexpr = (?P<warps>.*)\n *BUDGETS: gl\.constexpr = (?P<registers>.*)\n"
-    r" *gl\.warp_specialize\(\n *\[\n(?P<roles>(?: *\(.*\),\n)+) *\],\n *WORKERS,\n *BUDGETS,\n *\)",
+    r"(?P<between>(?:.*\n)*?) *gl\.warp_specialize\(\n *\[\n(?P<roles>(?: *\(.*\),\n)+) *\],\n"
+    r" *WORKERS,\n *BUDGETS,\n *\)",
     re.MULTILINE,
 )
 MATRICES = "LinearLayout("  # which ruff would spread over many lines
 
 
-def flatten(entry: object, bound: dict, *others: tuple, header: str = "", keep: frozenset[str] = frozenset()) -> str:
+def flatten(
+    entry: object,
+    bound: dict,
+    *others: tuple,
+    header: str = "",
+    keep: frozenset[str] = frozenset(),
+    alone: bool = False,
+) -> str:
     """A Python module with the kernel ``entry`` as it is when the parameters in ``bound`` are these constants.
 
     entry: a Python function, which may be a closure, or a ``gluon.jit`` function. others: (entry, bound) of kernels
     that are launched beside it; of the same name the second is name_2. header: the module's docstring. keep: names
-    of functions that stay functions, so that others can take their places, and of constants that stay.
+    of functions that stay functions, so that others can take their places, and of constants that stay. alone: whether
+    no chapter speaks of the text's functions, so that more of them are written out.
     Raises CannotFlatten for what has no plain form.
     """
     program = Program(entry, bound, *others)
     program.fold()
     text = Text(program, keep)
     modules = {function.name: function.function.__module__ for function in program.functions.values()}
-    text.functions = inline(text.documented(), modules, {*text.entries, *keep})
+    text.functions = inline(text.documented(), modules, {*text.entries, *keep}, alone)
     text.tidy()
     text.functions = text.documented()
     whole = "\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text)])) + "\n"
@@ -162,8 +171,9 @@ def formatted(text: str) -> str:
 
 def _roles(found: re.Match) -> str:
     """A call of ``warp_specialize`` with a line for each role, and none for a bracket alone."""
-    margin, roles = found["margin"], found["roles"].replace("\n    ", "\n").removeprefix("    ")
-    return f"{margin}gl.warp_specialize([\n{roles}{margin}], {found['warps']}, {found['registers']}){SKIP}"
+    before, margin = found["between"], found["margin"]
+    roles = found["roles"].replace("\n    ", "\n").removeprefix("    ")
+    return f"{before}{margin}gl.warp_specialize([\n{roles}{margin}], {found['warps']}, {found['registers']}){SKIP}"
 
 
 def _broken(line: str) -> str:

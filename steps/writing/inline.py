@@ -2,16 +2,17 @@
 
 A skeleton is cut into small functions, as several kernels share them. In the text of one kernel most are called once,
 and a reader would have to look each of them up. Their statements stand in place of the call then, below their
-docstring's first line; so do those of a tiny function that two places call. A call inside an expression is taken out of
-it first. Left alone are functions of another module of the package than their caller, such as those that fill a step's
-holes, unless that is a module of pieces (``PIECES`` of the package), and loops that a branch calls.
+docstring's first line; so do those of a tiny function that two places call. In a program that stands alone a few more
+do, where it becomes shorter. A call inside an expression is taken out of it first. Left alone are functions of another
+module of the package than their caller, such as those that fill a step's holes, unless that is a module of pieces
+(``PIECES`` of the package), and loops that a branch calls.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import libcst as cst
 
@@ -33,41 +34,65 @@ from steps.writing.trees import (
 )
 
 TINY = 2  # statements of a function that is written out although two places call it
+TINY_ALONE = 4  # the same, in a text that stands alone; of one that more places call, a single one
+GAIN = 2  # lines by which such a text must become shorter then
 
 
 def inline(
-    functions: dict[str, cst.FunctionDef], modules: dict[str, str], kept: Collection[str]
+    functions: dict[str, cst.FunctionDef], modules: dict[str, str], kept: Collection[str], alone: bool = False
 ) -> dict[str, cst.FunctionDef]:
     """The functions of a program with those called once written out, but for those kept.
 
-    modules: where each of them comes from.
+    modules: where each of them comes from. alone: whether no chapter speaks of them; more are written out then.
     """
     functions = dict(functions)
-    tried: set[str] = set()
-    while True:
-        reads = {name: uses(tree).loads for name, tree in functions.items()}
-        for name, tree in functions.items():
-            callers = {caller: found[name] for caller, found in reads.items() if found[name]}
-            if name in kept or name in tried or not callers:
-                continue
-            tried.add(name)
-            if not all(_together(modules[caller], modules[name]) for caller in callers):
-                continue
-            if not all(_suits(name, tree, functions[caller], sum(callers.values())) for caller in callers):
-                continue
-            written = {caller: _written_out(name, tree, functions[caller], times) for caller, times in callers.items()}
-            if all(written.values()):
-                functions |= written
-                del functions[name]
-                tried.clear()
-                break
-        else:
-            return functions
+    while _write_one_out(functions, modules, kept, _suits):
+        continue
+    while alone and _write_one_out(functions, modules, kept, _suits_alone):
+        continue
+    return functions
 
 
-def _written_out(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, times: int) -> cst.FunctionDef | None:
-    """The caller with so many calls of a function written out, None where that cannot be done for all."""
-    if times == 1:
+def _write_one_out(
+    functions: dict[str, cst.FunctionDef], modules: dict[str, str], kept: Collection[str], suits: Callable
+) -> bool:
+    """Writes the first function out that suits; whether there was one."""
+    reads = {name: uses(tree).loads for name, tree in functions.items()}
+    for name, tree in functions.items():
+        callers = {caller: found[name] for caller, found in reads.items() if found[name]}
+        calls = sum(callers.values())
+        if name in kept or not callers or (suits is _suits_alone and any(reads[name][other] for other in functions)):
+            continue  # in a text that stands alone functions are tiny with all that they call
+        if not all(_together(modules[caller], modules[name]) for caller in callers):
+            continue
+        if not all(suits(name, tree, functions[caller], calls) for caller in callers):
+            continue
+        apart = suits is _suits
+        written = {
+            caller: _written_out(name, tree, functions[caller], times, apart) for caller, times in callers.items()
+        }
+        before = _length(tree, *(functions[caller] for caller in callers))
+        if all(written.values()) and (apart or before - _length(*written.values()) >= GAIN):
+            functions |= written
+            del functions[name]
+            return True
+    return False
+
+
+def _length(*trees: cst.FunctionDef) -> int:
+    """Lines of functions, each behind two that are empty; a line that is too long becomes three."""
+    lines = [line for tree in trees for line in code(tree).splitlines()]
+    return sum(3 if len(line) > LINE_LENGTH else 1 for line in lines) + 2 * len(trees)
+
+
+def _written_out(
+    name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, times: int, apart: bool
+) -> cst.FunctionDef | None:
+    """The caller with so many calls of a function written out, None where that cannot be done for all.
+
+    apart: whether the call may be taken out of an expression first.
+    """
+    if apart and times == 1:
         caller = caller.visit(_InFront(name, {*uses(caller.body).stores}))
     for _ in range(times):
         place = _Place(name, callee, caller)
@@ -124,23 +149,37 @@ def _suits(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, calls: i
 
     A loop that a branch calls stays a function: it is another kernel than what the other branch does.
     """
-    body = statements(callee)
-    if not body or callee.params.star_arg != cst.MaybeSentinel.DEFAULT or callee.params.kwonly_params:
-        return False
-    returns, lines = (
-        sum(len(found_in(statement, kind)) for statement in body) for kind in (cst.Return, cst.SimpleStatementLine)
-    )
-    ends = isinstance(small(body[-1]), cst.Return)
-    one_expression = ends and len(body) == 1
-    if returns != int(ends) or (one_expression and "inline_asm" in code(body[0])):  # whose name tells what it does
+    if not _is_plain(callee):
         return False
     if calls == 1:
         loops = found_in(callee, cst.For, cst.While)
         return not (loops and any(uses(branch).loads[name] for branch in found_in(caller, cst.If)))
-    if any(found_in(statement, cst.AnnAssign) for statement in body):
-        return False  # its constants would stand there twice
-    short = sum(len(code(statement)) for statement in body) <= LINE_LENGTH
-    return calls == 2 and lines <= TINY and short and not one_expression
+    short = sum(len(code(statement)) for statement in statements(callee)) <= LINE_LENGTH
+    return calls == 2 and short and _is_tiny(callee, TINY)
+
+
+def _suits_alone(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool:
+    """Likewise, of a text that stands alone; what it gains is asked for beside."""
+    assembly = "inline_asm" in code(callee)  # the function's name tells what that does
+    return calls > 1 and not assembly and _is_plain(callee) and _is_tiny(callee, TINY_ALONE if calls == 2 else 1)
+
+
+def _is_plain(callee: cst.FunctionDef) -> bool:
+    """Whether a function's statements can stand where it is called: one return at most, at the end."""
+    body = statements(callee)
+    if not body or callee.params.star_arg != cst.MaybeSentinel.DEFAULT or callee.params.kwonly_params:
+        return False
+    returns = sum(len(found_in(statement, cst.Return)) for statement in body)
+    ends = isinstance(small(body[-1]), cst.Return)
+    return returns == int(ends) and not (ends and len(body) == 1 and "inline_asm" in code(body[0]))
+
+
+def _is_tiny(callee: cst.FunctionDef, most: int) -> bool:
+    """Whether a function has so few statements; no single expression, and no constants, which would stand twice."""
+    body = statements(callee)
+    lines = sum(len(found_in(statement, cst.SimpleStatementLine)) for statement in body)
+    one_expression = len(body) == 1 and isinstance(small(body[0]), cst.Return)
+    return lines <= most and not one_expression and not found_in(cst.Module(body), cst.AnnAssign)
 
 
 class _Place(cst.CSTTransformer):
@@ -251,7 +290,7 @@ class _Place(cst.CSTTransformer):
             written.append(_commented(last, end))
         if written:
             written[-1] = _commented(written[-1], statement, above=False)
-        return _headed(statement, [*bindings, *written], self.callee.get_docstring())
+        return _headed(statement, [*bindings, *written], self.callee.get_docstring(), code(self.caller))
 
 
 def _is_first(value: cst.BaseExpression) -> bool:
@@ -278,8 +317,8 @@ def _assign(targets: list[str], values: list[cst.BaseExpression]) -> cst.SimpleS
     return cst.parse_statement(f"{', '.join(targets)} = {', '.join(map(code, values))}")
 
 
-def _headed(statement, body: list, docstring: str | None) -> list:
-    """The body with what stood above the call, and with what the docstring says first as a comment."""
+def _headed(statement, body: list, docstring: str | None, caller: str) -> list:
+    """The body with what stood above the call, and what the docstring says first as a comment: once in a caller."""
     if not body:
         return []
     lines = list(statement.leading_lines)
@@ -294,7 +333,7 @@ def _headed(statement, body: list, docstring: str | None) -> list:
         said = re.sub("^Likewise: (.)", lambda found: found[1].upper(), said)
         if len(said) > LINE_LENGTH:
             said = said.partition(". ")[0].rstrip(".") + "."
-        lines.append(cst.EmptyLine(comment=cst.Comment(f"# {said}")))
+        lines += [cst.EmptyLine(comment=cst.Comment(f"# {said}"))] * (f"# {said}\n" not in caller)
     return [body[0].with_changes(leading_lines=lines + inner), *body[1:]]
 
 

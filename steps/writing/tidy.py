@@ -33,7 +33,8 @@ from steps.writing.trees import (
 
 DECIDED = (cst.BooleanOperation, cst.Comparison, cst.IfExp)  # the compiler keeps them constant only where a name is
 SELDOM = 2  # calls of a function that need no name for what it does
-SHORT = 60  # characters of an expression that needs no function once its branches are gone
+SHORT = 80  # characters of an expression that needs no function
+TERSE = 40  # characters of one that is no longer than a call, however often it is called
 
 
 class Tidy(Rewriter):
@@ -69,7 +70,9 @@ class Tidy(Rewriter):
             return self._apart(statement, target, value, following)
         if not isinstance(target, cst.Name):
             return None
-        if effectless(value) and (not self.total.loads[target.value] or self._is_overwritten(target.value, following)):
+        if effectless(value, self.text.classes) and (
+            not self.total.loads[target.value] or self._is_overwritten(target.value, following)
+        ):
             return []
         if len(following) == 1 and isinstance(last := small(following[0]), cst.Return) and last.value:  # noqa: SIM102
             if code(last.value) == target.value and not statement.trailing_whitespace.comment:  # a = x, return a
@@ -239,8 +242,8 @@ class Tidy(Rewriter):
         if all(isinstance(part, cst.Name) and part.value in names for part in parts):
             fits = sum(not pure(part) for part in given.values()) <= 1
         else:
-            seldom = self.text.called[callee] <= SELDOM
-            fits = (seldom or callee in self.text.switched) and len(code(value)) <= SHORT
+            seldom, length = self.text.called[callee] <= SELDOM, len(code(value))
+            fits = (seldom or callee in self.text.switched or length <= TERSE) and length <= SHORT
             fits = fits and sum(not pure(part) for part in given.values()) <= int(seldom)
             fits = fits and not (set(counts) - set(names)) & (set(self.total.stores) | self.own_names)
         for name, part in given.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields
 from functools import cache, lru_cache
 
@@ -21,7 +21,10 @@ LEAVES = (
     *(cst.LeftSquareBracket, cst.RightSquareBracket, cst.BaseBinaryOp, cst.BaseCompOp, cst.BaseBooleanOp),
     *(cst.BaseUnaryOp, cst.BaseAugOp),
 )
-EFFECTLESS = ("gl.arange", "gl.cdiv", "gl.full", "gl.maximum", "gl.minimum", "gl.SliceLayout")
+EFFECTLESS = (
+    *("gl.arange", "gl.cdiv", "gl.full", "gl.maximum", "gl.minimum", "gl.num_programs", "gl.program_id"),
+    "gl.SliceLayout",
+)
 NO_NODES = (str, bool, type(None), cst.MaybeSentinel)  # what else a field of a node may hold
 
 
@@ -207,9 +210,10 @@ def pure(node: cst.CSTNode) -> bool:
     return not any(isinstance(call, cst.Call) for call in uses(node).calls)
 
 
-def effectless(node: cst.CSTNode) -> bool:
-    """Likewise, where calls are of functions that are known to do no more."""
-    return all(code(call.func) in EFFECTLESS for call in uses(node).calls if isinstance(call, cst.Call))
+def effectless(node: cst.CSTNode, records: Collection[str] = ()) -> bool:
+    """Likewise, where calls are of functions that are known to do no more. records: names of named tuples."""
+    known = (*EFFECTLESS, *records)
+    return all(code(call.func) in known for call in uses(node).calls if isinstance(call, cst.Call))
 
 
 def parameters(function: cst.FunctionDef) -> list[cst.Param]:

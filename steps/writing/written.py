@@ -53,10 +53,12 @@ def written_out(step: FusedStep, problem: Problem, arch: str | None = None, keep
 
 
 @cache
-def flat_text(*kernels: tuple[object, tuple[tuple[str, object], ...]], keep: frozenset[str] = frozenset()) -> str:
+def flat_text(
+    *kernels: tuple[object, tuple[tuple[str, object], ...]], keep: frozenset[str] = frozenset(), alone: bool = False
+) -> str:
     """The text of kernels, made once for all problems that they are compiled for with the same constants."""
     (entry, bound), *others = [(entry, dict(constants)) for entry, constants in kernels]
-    return flatten(entry, bound, *others, header=HEADER, keep=keep)
+    return flatten(entry, bound, *others, header=HEADER, keep=keep, alone=alone)
 
 
 def places(step: FusedStep, problem: Problem, arch: str | None = None) -> list[tuple[str, str, str]]:

@@ -107,8 +107,8 @@ def test_a_barrier_that_one_of_two_copies_completes_orders_that_one_alone():
     from steps.writing.written import edited, write_step
 
     shape = problem(batch=1, heads=1, seq_len_q=128, seq_len_kv=128, head_dim=64)
-    size = "TILE_QUERY * HEAD_DIM * tiles.query.dtype"
-    broken = edited(write_step(get_step("producer"), shape), (size, size.replace("TILE_QUERY", "ROWS")))
+    size = "arrays.query.nbytes_per_cta"
+    broken = edited(write_step(get_step("producer"), shape), (f"WARPGROUPS * {size}", size))
     with watched() as watch:
         broken.attention(*FORWARD.inputs(shape, 0), shape.causal)
     told = list(watch.runs[0].found.values())
