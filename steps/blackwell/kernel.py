@@ -102,8 +102,8 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
         if variant.warpgroups == 2 and not variant.correction:
             gl.warp_specialize(
                 [
-                    (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 0, variant)),
-                    (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 1, variant)),
+                    (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 0, variant)),
+                    (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 1, variant)),
                     (multiply, (tiles, columns, barriers, work, variant)),
                     (copy, (arrays, tiles, barriers, work, variant)),
                 ],
@@ -113,7 +113,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
         elif not variant.correction:
             gl.warp_specialize(
                 [
-                    (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 0, variant)),
+                    (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 0, variant)),
                     (multiply, (tiles, columns, barriers, work, variant)),
                     (copy, (arrays, tiles, barriers, work, variant)),
                 ],
