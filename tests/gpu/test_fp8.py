@@ -179,4 +179,8 @@ def test_a_launch_of_keys_in_fp8_compiles_what_compile_does():
     given = (q.unflatten(1, (shape.kv_heads, shape.group_size)), in_words(k), in_words(v), *partials, (0.1, *scales))
     kernel = compiled_when_launched(*step.kernel(step.variant(shape, "sm_90")))
     how = CallingConvention.cutile_python_v2()
-    assert KernelSignature.from_kernel_args(kernel, given, how, symbol="fmha_decode") == step.signature(shape, splits)
+    launched = KernelSignature.from_kernel_args(kernel, given, how, symbol="fmha_decode")
+    mine = step.signature(shape, splits)
+    for number, (found, told) in enumerate(zip(launched.parameters, mine.parameters, strict=True)):
+        assert found == told, f"parameter {number}"
+    assert launched == mine
