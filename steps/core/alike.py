@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from steps.core.tensors import ALIGNED
+from steps.core.driver import ALIGNED
 
 
 def like(*tensors) -> Callable[..., bool]:

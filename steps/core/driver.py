@@ -18,14 +18,13 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
-from steps.core.tensors import ALIGNED
-
 FORMATS = {  # Triton's names of types, as ``struct`` packs them
     **{"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q"},
     **{"u1": "?", "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "fp32": "f", "fp64": "d"},
 }
 POINTER = "Q"
 SPECIAL = ("global_scratch_size", "profile_scratch_size", "launch_pdl", "launch_cooperative_grid")  # not for Triton
+ALIGNED = 16  # bytes: what TMA, and copies of 16 bytes, want of a pointer
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 PIECES_ALIGNED = 512  # bytes: as PyTorch aligns what it hands out
 KEPT = 128  # calls that a launcher remembers: by the addresses of its tensors, which an allocator hands out again

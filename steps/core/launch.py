@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from steps.core.tensors import ALIGNED
+from steps.core.driver import ALIGNED
 from tutorial_lib import ptxas, rewriting
 from tutorial_lib.compiler import compiled_how
 

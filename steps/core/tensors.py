@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-ALIGNED = 16  # bytes: what TMA, and copies of 16 bytes, want of a pointer
+from steps.core.driver import ALIGNED, unsafe_calls_allowed
+
 LONG = 2**31  # elements: cuTile holds strides in 32 bits
 
 PLAIN: set[type] = set()  # PyTorch's own kinds of tensors; filled at the first call, as importing PyTorch takes long
@@ -163,7 +164,6 @@ def undisturbed(device) -> Iterator[None]:
         if not is_capturing(device):
             yield
             return
-        from steps.core.driver import unsafe_calls_allowed
 
         with unsafe_calls_allowed():
             stream = torch.cuda.Stream(device)
