@@ -20,6 +20,9 @@ from steps.core.tensors import (
     tell_autograd,
     undisturbed,
 )
+from steps.core.tensors import (
+    kind as described,
+)
 from tutorial_lib import packing
 from tutorial_lib.hardware import architecture_of
 from tutorial_lib.needs import lacking
@@ -193,11 +196,11 @@ class Step:
             if return_lse or begins or window is not None or softcap is not None:
                 if type(window) not in (int, NoneType):
                     raise TypeError
-                kind = kind, return_lse, window, softcap, *map(len, begins)
+                kind = kind, return_lse, window, softcap, *map(described, begins)
                 if self.reads_lengths:
                     kind = kind, lengths
             if sinks is not None:
-                kind = kind, sinks.shape, sinks.device
+                kind = kind, described(sinks)
         except (AttributeError, TypeError, RuntimeError):  # no tensors, or none with memory: told below, or by PyTorch
             kind = None
         if launch := self.launches.find(kind):

@@ -45,6 +45,17 @@ def written_out(q, k, v, sinks, shape):
     return weights @ v, torch.cat([scores, column], -1).logsumexp(-1)
 
 
+def test_sinks_between_multiples_of_16_bytes_are_of_another_kind():
+    """Compilers count on where tensors begin."""
+    step = replace(get_step("cutile_sinks"))
+    shape = replace(SINKS, seq_len_q=5, seq_len_kv=5)
+    q, k, v, sinks = FORWARD.inputs(shape, 1)
+    elsewhere = torch.cat([sinks[:1], sinks])[1:]
+    expected = step.attention(q, k, v, True, sinks=sinks)
+    assert torch.equal(step.attention(q, k, v, True, sinks=sinks.clone()), expected) and len(step.launches) == 1
+    assert torch.equal(step.attention(q, k, v, True, sinks=elsewhere), expected) and len(step.launches) == 2
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 def test_the_reference_is_the_formula(shape):
     q, k, v, sinks = inputs = FORWARD.inputs(shape, 1)
