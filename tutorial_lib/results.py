@@ -427,9 +427,8 @@ def _without_ladder(m: dict) -> dict:
 
 
 def _said(fields: dict) -> dict:
-    """Without fields that are null or false, those of a ratio included: both are what is read where none is written."""
-    kept = {k: v for k, v in fields.items() if v is not None and (v is not False or k == "correct")}
-    return {k: _said(v) if k.startswith("speedup") else v for k, v in kept.items()}
+    """Without fields that are null, those of a ratio included."""
+    return {k: _said(v) if k.startswith("speedup") else v for k, v in fields.items() if v is not None}
 
 
 def _completed(m: Measurement, run: Run, record: Run) -> Measurement:

@@ -197,6 +197,7 @@ def test_every_colour_of_a_figure_is_kept_in_its_png(dpi):
 COMMITTED = re.compile(
     r"results/(layouts/\w+"
     r"|compiled/\w+/survey"
+    r"|[\w-]+/sweep"
     rf"|[\w-]+/({'|'.join(problem.slug for problem in HEADLINES)})(_backward)?/figures/\w+"
     rf"|[\w-]+/({'|'.join(problem.slug.replace('fp16', 'bf16') for problem in HEADLINES)})_backward/figures/\w+"
     rf"|[\w-]+/by_length-({'|'.join(problem.family for problem in HEADLINES)}))\.png"
