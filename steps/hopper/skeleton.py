@@ -118,7 +118,7 @@ class HopperStep(TmaStep):
         """The constants that ``problem`` is compiled with, and the pieces."""
         step, generation, order = self.for_problem(problem), self.generation_for(problem), self.order_for(problem)
         roles = generation is not one_by_one.fmha
-        pieces = pieces_of(problem.head_dim) if step.in_pieces else None
+        pieces, value_pieces = (pieces_of(d) if step.in_pieces else None for d in (problem.head_dim, problem.value_dim))
         problem = step.in_tiles(problem)
         neighbours = PAIR if step.pairs else 1
         tile = Tile(neighbours * step.groups * ROWS, launched(problem).key)
@@ -128,6 +128,7 @@ class HopperStep(TmaStep):
         return Variant(
             tile=tile,
             head_dim=problem.head_dim,
+            value_dim=step.columns(problem.value_dim),
             group_size=problem.group_size,
             causal=problem.causal,
             ragged=problem.lengths is not None or problem.seq_len_kv % tile.key != 0,
@@ -152,6 +153,7 @@ class HopperStep(TmaStep):
             softcap=problem.softcap,
             neighbours=neighbours,
             pieces=pieces,
+            value_pieces=value_pieces,
             packed=problem.lengths is not None,
             sinks=problem.sinks,
         )
@@ -179,10 +181,11 @@ class HopperStep(TmaStep):
         """
         v = self.variant(problem)
         columns = sum(v.pieces) if v.in_pieces else v.head_dim
+        value_columns = sum(v.value_pieces) if v.output_in_pieces else v.value_dim
         held = v.head_dim // v.queries.held if v.queries.held else 0
         queries = ROWS * (columns - held)
-        read = v.warpgroups * v.rows // ROWS * (2 * v.tile.key * columns + queries)
-        copied = 2 * v.tile.key * v.head_dim
+        read = v.warpgroups * v.rows // ROWS * (v.tile.key * (columns + value_columns) + queries)
+        copied = v.tile.key * (v.head_dim + v.value_dim)
         return (read + copied) * BYTES_PER_ELEMENT / (layouts.BANKS * layouts.WORD)
 
     def entry(self, problem: Problem, arch: str):

@@ -32,6 +32,7 @@ import dataclasses
 from steps.core.order import DEALT
 from steps.core.problems import FULL
 from steps.hopper import step206_pv_wait_after_max
+from steps.hopper.products import TO_ITS_OWN
 from tutorial_lib.problem import Problem
 
 STEP = step206_pv_wait_after_max.STEP.evolve(
@@ -71,4 +72,26 @@ BALANCED_TAIL = ALONE.evolve(
     order=dataclasses.replace(DEALT, balanced_tail=True),
 )
 
-INSIDE = (SPLIT_HEAD_DIM, BALANCED_TAIL)
+
+
+def other_columns(problem: Problem) -> bool:
+    """Tiles of values have other columns than those of keys, which have head_dim (``conditions``)."""
+    return not problem.head_dim // 2 < problem.value_dim <= problem.head_dim
+
+
+# Clusters of two blocks were not tried with values of another width.
+APART = BALANCED_TAIL.evolve(only_for=other_columns, pairs=False, output_to=TO_ITS_OWN)
+
+NARROW_VALUES = APART.evolve(
+    previous=BALANCED_TAIL,
+    name="narrow_values",
+    title="Values narrower than keys",
+    change="Tiles of V and of the output are as wide as V: 128 columns beside 192 of Q and K in latent attention.",
+    inside="kv_multicast",
+    default_problem=Problem(
+        batch=1, heads=128, seq_len_q=4096, seq_len_kv=4096, head_dim=192, head_dim_v=128, dtype="bfloat16", causal=True
+    ),
+    takes=("head_dim_v",),
+)
+
+INSIDE = (SPLIT_HEAD_DIM, BALANCED_TAIL, NARROW_VALUES)
