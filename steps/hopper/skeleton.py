@@ -21,6 +21,7 @@ from steps.hopper.variant import (
     MOST_REGISTERS,
     PRODUCER_REGISTERS,
     ROWS,
+    SWIZZLED,
     THREE_GROUPS_REGISTERS,
     Variant,
     pieces_of,
@@ -96,6 +97,11 @@ class HopperStep(TmaStep):
         if pairs and self.order.computed:
             raise ValueError("blocks that compute their tiles take pairs=False")
 
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        return "takes no values wider than keys" if problem.value_dim > problem.head_dim else None
+
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
         return (rule_for("hopper", self.in_tiles(problem), DEFAULT_ARCH).name,)
 
@@ -128,7 +134,7 @@ class HopperStep(TmaStep):
         return Variant(
             tile=tile,
             head_dim=problem.head_dim,
-            value_dim=step.columns(problem.value_dim),
+            value_dim=max(step.columns(problem.value_dim), min(SWIZZLED, problem.head_dim)),
             group_size=problem.group_size,
             causal=problem.causal,
             ragged=problem.lengths is not None or problem.seq_len_kv % tile.key != 0,

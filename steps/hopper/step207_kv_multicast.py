@@ -73,14 +73,13 @@ BALANCED_TAIL = ALONE.evolve(
 )
 
 
-
-def other_columns(problem: Problem) -> bool:
-    """Tiles of values have other columns than those of keys, which have head_dim (``conditions``)."""
-    return not problem.head_dim // 2 < problem.value_dim <= problem.head_dim
+def fewer_columns(problem: Problem) -> bool:
+    """Tiles of values have fewer columns than those of keys."""
+    return 2 * problem.value_dim <= problem.head_dim
 
 
 # Clusters of two blocks were not tried with values of another width.
-APART = BALANCED_TAIL.evolve(only_for=other_columns, pairs=False, output_to=TO_ITS_OWN)
+APART = BALANCED_TAIL.evolve(only_for=fewer_columns, pairs=False, output_to=TO_ITS_OWN)
 
 NARROW_VALUES = APART.evolve(
     previous=BALANCED_TAIL,

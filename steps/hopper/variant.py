@@ -12,10 +12,11 @@ from steps.core.tiles import Tile
 from steps.gluon.functions import compiled_as
 from steps.hopper.lib import Ends, Free, Hold, Schedule, Turns
 from steps.hopper.packed import AXES
-from steps.hopper.products import TO_QUERIES, OutputTo, Queries
+from steps.hopper.products import OutputTo, Queries
 from steps.hopper.softmax import DOWNWARDS, Sums, Walk
 from tutorial_lib.problem import BYTES_PER_ELEMENT
 
+SWIZZLED = 64  # columns of the widest swizzle, which tiles of V have where those of K do
 LEAST_PIECE = 16  # columns: wgmma's K
 ROWS = 64  # of queries that a warpgroup multiplies at a time: wgmma's M
 GROUP_WARPS = 4  # of a warpgroup
@@ -69,8 +70,6 @@ class Variant:
             raise ValueError("blocks in pairs visit the tiles of keys from the first")
         if self.packed and not (self.schedule.tells and self.neighbours == 1 and not self.in_pieces):
             raise ValueError("packed sequences take persistent blocks, each for itself, and head_dim in one piece")
-        if self.value_dim != self.head_dim and (self.neighbours > 1 or self.output_to is TO_QUERIES):
-            raise ValueError("values of another width take blocks for themselves, and an output with room of its own")
 
     @property
     def cache_key(self) -> str:
