@@ -25,6 +25,10 @@ for a shorter time than its longest tile takes: most blocks are done while a few
 section has as many heads as it takes to keep all blocks busy for that long. Their keys and values may need more of L2
 than a section should. Where blocks end together anyway, the lists are those of step split_head_dim. Below 2,048 queries
 blocks do not come in pairs: there these were slower in a trial, which is not among the records.
+
+``narrow_values``, inside this step: values that are narrower than keys, as in DeepSeek's latent attention, where q and
+k have 192 columns and v has 128. Tiles of V and of the output are as wide as v. So the QK product takes two pieces, the
+PV product takes one, and the output has room in shared memory as a whole.
 """
 
 import dataclasses
