@@ -1,17 +1,22 @@
 """Gradients under a sliding window and a soft cap, in cuTile: right, and not computed where nobody sees a key."""
 
+import secrets
 from dataclasses import replace
 
 import pytest
+import torch
 
+import steps
 from steps import GRADIENTS, get_step
 from steps.backward_cutile.skeleton import CuTileGradients
+from steps.core import attention as front
 from steps.core.gradients import tiles_visited
+from steps.core.problems import standard
 from steps.core.step import Unsupported
 from steps.core.tiles import Tile
 from tests.checking import assert_right
 from tests.shapes import problem
-from tutorial_lib.passes import BACKWARD
+from tutorial_lib.passes import BACKWARD, FORWARD
 
 CUTILE = [step for step in GRADIENTS if isinstance(step, CuTileGradients)]
 BEST = get_step("two_blocks")
@@ -57,3 +62,29 @@ def test_steps_for_other_gpus_refuse_them_by_name():
         BEST.gradients(q, k, v, o, lse, do, True, window=0)
     with pytest.raises(ValueError, match="softcap must be"):
         BEST.gradients(q, k, v, o, lse, do, True, softcap=-1.0)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[4]], ids=lambda p: p.slug)
+def test_the_front_door_takes_its_gradients_from_the_step(shape, monkeypatch):
+    """As it does on a GPU; on the CPU it is the interpreter that computes them here."""
+    q, k, v, _, _, do, *sinks = BACKWARD.inputs(shape, secrets.randbits(32))
+    more = FORWARD.asked(shape, sinks)
+    asked = []
+    monkeypatch.setattr(front, "_backward_of_more", lambda *given: asked.append(given) or BEST)
+    leaves = [x.requires_grad_() for x in (q, k, v, *sinks)]
+    o = steps.attention(q, k, v, True, **more)
+    made = torch.autograd.grad(o, leaves, do)
+    exact = BACKWARD.reference(shape, (*(x.detach() for x in (q, k, v)), None, None, do, *sinks))
+    for mine, true in zip(made, exact, strict=True):
+        assert (mine.double() - true).abs().max() < 0.02 * true.abs().max()
+    assert asked == [(shape, "cpu", False)]
+
+
+def test_which_gradients_are_a_steps():
+    masked = replace(standard(causal=True, dtype="bfloat16"), window=128)
+    for shape in (masked, replace(masked, window=None, softcap=50.0), replace(masked, sinks=True)):
+        assert isinstance(front.with_gradients(shape, "sm_90").backward, CuTileGradients)
+        assert front.with_gradients(shape, "sm_80") is None  # nothing is recorded there
+    sinks = front.with_gradients(replace(masked, window=None, sinks=True), "sm_90")
+    assert sinks.backward.backend == "hopper" and "sinks" in sinks.backward.takes
+    assert front.with_gradients(replace(masked, head_dim=71), "sm_90") is None
