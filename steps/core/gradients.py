@@ -63,9 +63,9 @@ class GradientStep(Step):
         infinity for one that sees no key, and do ``[B, Hq, Sq, D]`` the gradient of o. Written to ``out`` where that
         is given, which must not overlap the inputs.
 
-        window, softcap and sinks as in ``Step.attention``, as far as the step takes them. With sinks o and lse are those
-        of attention with sinks. Returns, and writes to ``out``, (dq, dk, dv, dsinks) then, and dsinks is ``[Hq]`` in the
-        sinks' dtype.
+        window, softcap and sinks as in ``Step.attention``, as far as the step takes them. With sinks o and lse are
+        those of attention with sinks. Returns, and writes to ``out``, (dq, dk, dv, dsinks) then, and dsinks is ``[Hq]``
+        in the sinks' dtype.
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
