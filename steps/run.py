@@ -83,6 +83,8 @@ def make_parser() -> argparse.ArgumentParser:
     problem.add_argument("--heads", help="query heads (32; on the CPU 2, or twice --kv-heads)", **number)
     problem.add_argument("--kv-heads", help="key and value heads, must divide --heads (as many)", **number)
     problem.add_argument("--head-dim", nargs="+", default=[128], help="head dimension, one or several (128)", **number)
+    values = "width of the values and the output where it is less than --head-dim (as --head-dim)"
+    problem.add_argument("--head-dim-v", help=values, **number)
     dtypes = f"one or several (float16); {FP8}, alone, measures the steps for inputs in fp8"
     problem.add_argument("--dtype", nargs="+", default=["float16"], choices=tuple(SHORT_DTYPES), help=dtypes)
     keys = f"{FP8}: keys and values in that, with queries in --dtype, for decoding"
@@ -284,17 +286,17 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
         known = ", ".join(map(str, sorted({dim for step in made for dim in step.head_dims})))
         raise BadRequest(f"argument --head-dim: must be one of {known} ({PADDING}), got {unknown[0]}")
 
-    masks = [name for name in ("window", "softcap", "lengths") if getattr(options, name)]
+    masks = [name for name in ("window", "softcap", "lengths", "head_dim_v") if getattr(options, name)]
     fp8 = "dtype" if FP8 in options.dtype else "kv-dtype" if options.kv_dtype else None
     if fp8 and options.parallel is not None:
         raise BadRequest(f"argument --{fp8}: {FP8} is for one GPU; no step over several takes it")
     if fp8 and (masks or options.sinks):
-        raise BadRequest(f"argument --{[*masks, 'sinks'][0]}: no step for inputs in {FP8} takes it")
+        raise BadRequest(f"argument --{[*masks, 'sinks'][0].replace('_', '-')}: no step for inputs in {FP8} takes it")
     if options.sinks and options.parallel is not None:
         raise BadRequest("argument --sinks: is for one GPU; no step over several takes them")
     if masks and (options.direction == "backward" or options.parallel is not None):
         others = "no gradients, and no step over several GPUs"
-        raise BadRequest(f"argument --{masks[0]}: is for attention on one GPU; {others}")
+        raise BadRequest(f"argument --{masks[0].replace('_', '-')}: is for attention on one GPU; {others}")
     if options.lengths:
         given = {"--seq-len": options.seq_len != [2048], "--seq-len-kv": options.seq_len_kv, "--batch": options.batch}
         given |= {"--seq-len-q": options.seq_len_q, "--page-size": options.page_size}
@@ -316,6 +318,7 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
             "heads": options.heads or heads,
             "kv_heads": options.kv_heads,
             "head_dim": head_dim,
+            "head_dim_v": options.head_dim_v,
             "dtype": dtype,
             "kv_dtype": options.kv_dtype,
             "causal": causal,
@@ -342,8 +345,8 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
 
 
 OF_ONE_PROBLEM = (
-    *("seq_len", "seq_len_kv", "seq_len_q", "batch", "heads", "kv_heads", "head_dim", "dtype", "kv_dtype"),
-    *("causal", "window", "softcap", "lengths", "page_size", "sinks"),
+    *("seq_len", "seq_len_kv", "seq_len_q", "batch", "heads", "kv_heads", "head_dim", "head_dim_v"),
+    *("dtype", "kv_dtype", "causal", "window", "softcap", "lengths", "page_size", "sinks"),
 )
 
 

@@ -260,7 +260,8 @@ class Backward(Pass):
         return step.gradients(*inputs[:6], causal=problem.causal, scale=problem.scale, out=outputs, **more)
 
     def make_ready(self, step, problem, inputs, outputs):
-        step.ready(*inputs[:6], causal=problem.causal, scale=problem.scale, out=outputs and outputs[:3])
+        asked = {"causal": problem.causal, "scale": problem.scale, **masks(problem)}
+        step.ready(*inputs[:6], out=outputs and outputs[:3], **asked)
 
     def reference(self, problem, inputs):
         q, k, v, _, _, do, *_ = inputs
@@ -278,7 +279,7 @@ class Backward(Pass):
         those of float64 with D of the rounded o, as kernels have it.
         """
         q, k, v, o, _, do, *sinks = inputs
-        own = reference.sdpa_gradients(q, k, v, do, problem.causal, problem.scale, *sinks)
+        own = reference.sdpa_gradients(q, k, v, do, problem.causal, problem.scale, *sinks, **masks(problem))
         lost = 2.0**-24 * problem.head_dim * abs(problem.effective_scale)
         for x in (do, v):
             lost *= x.abs().max().item()
@@ -288,7 +289,8 @@ class Backward(Pass):
         found = tuple(e if x.any() else max(e, least) for e, x, least in zip(errors, exact, lost))
         if not sinks:
             return found
-        rounded = reference.gradients_float64(q, k, v, do, problem.causal, problem.scale, sinks=sinks[0], o=o)
+        more = {"sinks": sinks[0], "o": o, **masks(problem)}
+        rounded = reference.gradients_float64(q, k, v, do, problem.causal, problem.scale, **more)
         least = [accuracy.max_error(*pair) for pair in zip(rounded, exact, strict=True)]
         return tuple(map(max, (*found, errors[3]), least))
 

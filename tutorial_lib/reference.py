@@ -219,26 +219,32 @@ def fp8_attention(
     return out
 
 
-def sdpa_gradients(q, k, v, do, causal: bool, scale: float | None, sinks=None) -> tuple[torch.Tensor, ...]:
+def sdpa_gradients(
+    q, k, v, do, causal: bool, scale: float | None, sinks=None, window: int | None = None, softcap: float | None = None
+) -> tuple[torch.Tensor, ...]:
     """(dq, dk, dv) as PyTorch computes them for ``scaled_dot_product_attention`` in the inputs' dtype.
 
-    With sinks, which that does not know, (dq, dk, dv, dsinks) of ``unfused``, a query head at a time.
+    Of what that does not know, a window, a soft cap and sinks, the gradients of ``unfused``, a query head at a time;
+    with sinks (dq, dk, dv, dsinks).
     """
     import torch
 
-    if sinks is None:
+    if sinks is None and window is None and softcap is None:
         return torch.autograd.grad(*with_graph(sdpa, q, k, v, causal, scale), do)
     group = q.shape[1] // k.shape[1]
-    dq, dk, dv, dsinks = made = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v, sinks))
+    given = (q, k, v) if sinks is None else (q, k, v, sinks)
+    made = tuple(torch.zeros_like(x, dtype=torch.float32) for x in given)
     for h in range(q.shape[1]):
         own, shared = slice(h, h + 1), slice(h // group, h // group + 1)
-        leaf = sinks[own].detach().requires_grad_()
-        o, leaves = with_graph(partial(unfused, sinks=leaf), q[:, own], k[:, shared], v[:, shared], causal, scale)
-        found = torch.autograd.grad(o, (*leaves, leaf), do[:, own])
-        for total, where, part in zip((dq, dk, dv), (own, shared, shared), found):
+        leaf = () if sinks is None else (sinks[own].detach().requires_grad_(),)
+        by = partial(unfused, window=window, softcap=softcap, sinks=leaf[0] if leaf else None)
+        o, leaves = with_graph(by, q[:, own], k[:, shared], v[:, shared], causal, scale)
+        found = torch.autograd.grad(o, (*leaves, *leaf), do[:, own])
+        for total, where, part in zip(made, (own, shared, shared), found):
             total[:, where] += part
-        dsinks[own] = found[3]
-    return tuple(total.to(x.dtype) for total, x in zip(made, (q, k, v, sinks)))
+        if leaf:
+            made[3][own] = found[3]
+    return tuple(total.to(x.dtype) for total, x in zip(made, given))
 
 
 def sdpa(q, k, v, causal: bool, scale: float):

@@ -59,6 +59,8 @@ def seen(query_index, key_index, seq_len_kv, variant):
     visible = key_index < seq_len_kv
     if variant.causal:
         visible = visible & (key_index <= query_index)
+    if variant.window:
+        visible = visible & (key_index > query_index - variant.window)
     return visible
 
 
@@ -70,11 +72,17 @@ def back_through_softmax(left, right, d_left, d_right, lse, row_sum, visible, ma
     """
     none = ct.zeros((left.shape[0], right.shape[0]), ct.float32)
     scores = ct.mma(left, ct.permute(right, (1, 0)), none)
-    weights = variant.weigh(scores, lse, scale)
+    if variant.softcap:
+        shares = ct.tanh(scores * (scale / variant.softcap))  # of the cap
+        weights = variant.weigh(shares, lse, variant.softcap)
+    else:
+        weights = variant.weigh(scores, lse, scale)
     if masked:
         weights = ct.where(visible, weights, 0.0)
     d_weights = ct.mma(d_left, ct.permute(d_right, (1, 0)), none)
     d_scores = weights * (d_weights - row_sum)
+    if variant.softcap:
+        d_scores = d_scores * (1.0 - shares * shares)
     return ct.astype(weights, dtype), ct.astype(d_scores, dtype)
 
 
@@ -118,6 +126,8 @@ def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
     first = 0
     if variant.causal:
         first = min(tiles, (j * variant.tile.key) // variant.tile.query)
+    if variant.window:  # later queries see none of these keys
+        tiles = min(tiles, ct.cdiv((j + 1) * variant.tile.key - 1 + variant.window, variant.tile.query))
     heads = variant.group_size
     if variant.leaves_unseen:
         heads = min(heads, (tiles - first) * heads)
@@ -128,6 +138,8 @@ def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
                 cut = min(tiles, ct.cdiv((j + 1) * variant.tile.key - 1, variant.tile.query))
             if variant.ragged:
                 cut = tiles if (j + 1) * variant.tile.key > K.shape[2] else cut
+            if variant.window:
+                cut = tiles
             for i in range(first, cut):
                 d_key, d_value = iteration_of_keys(
                     Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, K.shape[2], True, scale, variant
@@ -141,6 +153,8 @@ def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
                 masked = (j + 1) * variant.tile.key > K.shape[2]
                 if variant.causal:
                     masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
+                if variant.window:
+                    masked = True
                 d_key, d_value = iteration_of_keys(
                     Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, K.shape[2], masked, scale, variant
                 )
@@ -217,13 +231,18 @@ def make_gradients_of_queries(variant):
         end = ct.cdiv(seq_len_kv, variant.tile.key)
         if variant.causal:
             end = min(end, ct.cdiv((i + 1) * variant.tile.query, variant.tile.key))
+        begin = 0
+        if variant.window:
+            begin = max(0, i * variant.tile.query + 1 - variant.window) // variant.tile.key
         if variant.mask_loops:
             cut = end  # what the mask cuts begins here
             if variant.causal:
                 cut = min(cut, (i * variant.tile.query + 1) // variant.tile.key)
             if variant.ragged:
                 cut = min(cut, seq_len_kv // variant.tile.key)
-            for j in range(cut):
+            if variant.window:
+                cut = begin
+            for j in range(begin, cut):
                 d_query = iteration_of_queries(
                     K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, False, scale, variant
                 )
@@ -232,10 +251,12 @@ def make_gradients_of_queries(variant):
                     K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, True, scale, variant
                 )
         else:
-            for j in range(end):
+            for j in range(begin, end):
                 masked = (j + 1) * variant.tile.key > seq_len_kv
                 if variant.causal:
                     masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
+                if variant.window:
+                    masked = True
                 d_query = iteration_of_queries(
                     K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, masked, scale, variant
                 )

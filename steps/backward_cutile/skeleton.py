@@ -61,6 +61,7 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
     keys: BlockShape | None = hole(default=None)
     queries: BlockShape | None = hole(default=None)
 
+    takes: ClassVar[tuple[str, ...]] = ("window", "softcap", "sinks")
     shown: ClassVar[str] = "The kernel whose blocks own keys (steps/backward_cutile/kernel.py has the others)"
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
@@ -116,6 +117,8 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
             mask_loops=self.mask_loops,
             longest_first=self.longest_first and problem.causal,
             prepared=self.prepared,
+            window=problem.window,
+            softcap=problem.softcap,
             leaves_unseen=problem.causal and problem.group_size > 1 and self.d_query == "ordered atomics",
         )
 

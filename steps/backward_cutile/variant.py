@@ -31,3 +31,5 @@ class Variant:
     longest_first: bool
     prepared: bool
     leaves_unseen: bool
+    window: int | None = None  # of ``Problem``, as softcap
+    softcap: float | None = None

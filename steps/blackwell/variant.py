@@ -155,6 +155,11 @@ class Variant:
         return GROUP_WARPS
 
     @property
+    def value_dim(self) -> int:
+        """Columns of V and of the output."""
+        return self.head_dim
+
+    @property
     def output_columns(self) -> int:
         """Columns of the output that TMA stores at once: before 3.9 Triton sliced no shared memory of a cluster."""
         return self.head_dim if self.ctas == 1 else self.at_once

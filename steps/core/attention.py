@@ -11,7 +11,7 @@ compute as fast, and PyTorch's own does not know, ``tutorial_lib.blockwise`` doe
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from steps.core.alike import aligned, like, never
 from steps.core.asked import CU_SEQLENS, Asked, asked_of, check_sizes, for_steps, has_more, problem_of, refuse, scoring
 from steps.core.choice import best
 from steps.core.ladder import get_step
-from steps.core.launch import Launch, Launches, kind_of
+from steps.core.launch import KEPT, Launch, Launches, kind_of
 from steps.core.problems import standard
 from steps.core.recorded import recorded_runs
 from steps.core.step import PIECE, Step, target_of
@@ -461,8 +461,11 @@ def _trains(problem: Problem, target: str, repeats: bool = False) -> bool:
 
 def with_gradients(problem: Problem, target: str) -> Training | None:
     """The steps by which ``attention`` computes a problem whose gradients are wanted; None where PyTorch's own does."""
+    if problem.features:
+        backward = _backward_of_more(replace(problem, scale=None), target, False)
+        return Training(chosen(problem, target), backward) if backward else None
     asked = replace(standard(causal=problem.causal), head_dim=problem.head_dim, dtype=problem.dtype)
-    kernels = not problem.features and _a_number(problem.head_dim) and _trains(asked, target)
+    kernels = _a_number(problem.head_dim) and _trains(asked, target)
     return training(problem, target) if kernels else None
 
 
@@ -502,13 +505,35 @@ def _gradients(
     By the step that goes with it; with a gradient of lse, and where there is no step, a tile of queries at a time.
     """
     asked, repeats = Asked(causal, scale, window, right, softcap, cu_seqlens_q, cu_seqlens_k, sinks), _must_repeat()
-    if dlse is None and _trained(q, k, v, asked, repeats):
-        step = training(Problem.of(q, k, v, causal, scale), target_of(q.device), repeats).backward
-        return *step.gradients(q, k, v, o, lse, do.contiguous(), causal, scale), q.new_empty(0)
+    if dlse is None and (step := _backward_step(q, k, v, asked, repeats)):
+        more = {"window": window, "softcap": softcap, "sinks": sinks}
+        made = step.gradients(q, k, v, o, lse, do.contiguous(), causal, scale, **more)
+        return made if sinks is not None else (*made, q.new_empty(0))
     if dlse is not None and asked.cu_seqlens_q is not None:
         dlse = dlse[None]
     *made, dsinks = _by_blocks(blockwise.gradients, q, k, v, asked, o, lse, do, dlse=dlse)
     return *made, q.new_empty(0) if dsinks is None else dsinks
+
+
+def _backward_step(q, k, v, asked: Asked, repeats: bool) -> Step | None:
+    """The step that computes these gradients; None where PyTorch does, a tile of queries at a time."""
+    target = target_of(q.device)
+    if not has_more(asked):
+        plain_pair = _trained(q, k, v, asked, repeats) and training(Problem.of(q, k, v, *asked[:2]), target, repeats)
+        return plain_pair.backward if plain_pair else None
+    if asked.cu_seqlens_q is not None or not for_steps(asked):
+        return None
+    return _backward_of_more(replace(problem_of(q, k, v, asked), scale=None), target, repeats)
+
+
+@lru_cache(maxsize=KEPT)
+def _backward_of_more(problem: Problem, target: str, repeats: bool) -> Step | None:
+    """The kernel for the gradients of a problem with a window, a soft cap or sinks: any record of it here counts."""
+    try:
+        choice = _best(problem, target, "backward", repeats)
+    except ValueError:
+        return None
+    return choice.step if choice.step.backend != "torch" and choice.record.machine["arch"] == target else None
 
 
 gradients = torch.library.custom_op(

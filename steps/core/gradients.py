@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import NoneType
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.step import Step, Unsupported, no_scratch
@@ -50,6 +51,8 @@ class GradientStep(Step):
         causal: bool = False,
         scale: float | None = None,
         *,
+        window: int | None = None,
+        softcap: float | None = None,
         sinks: torch.Tensor | None = None,
         out: tuple[torch.Tensor, ...] | None = None,
     ) -> tuple[torch.Tensor, ...]:
@@ -60,22 +63,23 @@ class GradientStep(Step):
         infinity for one that sees no key, and do ``[B, Hq, Sq, D]`` the gradient of o. Written to ``out`` where that
         is given, which must not overlap the inputs.
 
-        sinks as in ``Step.attention``: o and lse are then those of attention with sinks. Returns, and writes to
-        ``out``, (dq, dk, dv, dsinks), and dsinks is ``[Hq]`` in the sinks' dtype.
+        window, softcap and sinks as in ``Step.attention``, as far as the step takes them. With sinks o and lse are
+        those of attention with sinks. Returns, and writes to ``out``, (dq, dk, dv, dsinks) then, and dsinks is ``[Hq]``
+        in the sinks' dtype.
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
         tensors = plain(q=q, k=k, v=v, o=o, lse=lse, do=do)
         self._refuse_derivatives(q=q, k=k, v=v, o=o, lse=lse, do=do, sinks=sinks)
         if sinks is None:
-            made = self.ready(*tensors, causal, scale, out)(*tensors, out)
+            made = self.ready(*tensors, causal, scale, out, window, softcap)(*tensors, out)
         else:
-            made = self._with_sinks(sinks, tensors, causal, scale, out)
+            made = self._with_sinks(sinks, tensors, (causal, scale), (window, softcap), out)
         if out is not None:
             tell_autograd(*out)
         return made
 
-    def _with_sinks(self, sinks, tensors: tuple, causal: bool, scale: float | None, out) -> tuple:
+    def _with_sinks(self, sinks, tensors: tuple, asked: tuple, masks: tuple, out) -> tuple:
         """(dq, dk, dv, dsinks): what is computed without sinks, and their own gradient."""
         if "sinks" not in self.takes:
             raise Unsupported(f"step {self.label}: takes no {FEATURES['sinks']}")
@@ -83,25 +87,44 @@ class GradientStep(Step):
         if out is not None:
             *first, last = _as_many("out", out, (*GRADIENTS, "dsinks"))
             check_out("out's dsinks", last, sinks)
-        launch = self.ready(*tensors, causal, scale, first)
+        launch = self.ready(*tensors, *asked, first, *masks)
         check_sinks(used, tensors[0])
         made, (o, lse, do) = launch(*tensors, first), tensors[3:]
         dsinks = gradient_of_sinks(used, lse, row_sums(o, do))
         return *made, dsinks.to(sinks.dtype) if out is None else last.copy_(dsinks)
 
-    def ready(self, q, k, v, o, lse, do, causal: bool = False, scale: float | None = None, out=None):
+    def ready(
+        self,
+        q,
+        k,
+        v,
+        o,
+        lse,
+        do,
+        causal: bool = False,
+        scale: float | None = None,
+        out=None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ):
         """``launch(q, k, v, o, lse, do, out)`` for calls of this kind, made ready at the first; raises as above."""
         causal, scale = flag("causal", causal), None if scale is None else number("scale", scale)
+        softcap = None if softcap is None else number("softcap", softcap)
         tensors = (q, k, v, o, lse, do)
         what = kind_of_gradients(tensors, causal, scale, out)
-        return self.launches.find(what) or self._gradients_ready(what, tensors, causal, scale, out)
+        if window is not None or softcap is not None:
+            what = what and type(window) in (int, NoneType) and (what, window, softcap)
+        masks = {"window": window, "softcap": softcap}
+        return self.launches.find(what or None) or self._gradients_ready(
+            what or None, tensors, causal, scale, out, **masks
+        )
 
-    def _gradients_ready(self, what: tuple | None, tensors: tuple, causal: bool, scale: float | None, out):
+    def _gradients_ready(self, what: tuple | None, tensors: tuple, causal: bool, scale: float | None, out, **masks):
         import torch
 
         q, k, v, o, lse, do = tensors
         plain(q=q, k=k, v=v, o=o, lse=lse, do=do)  # tells what holds no numbers
-        problem = Problem.of(q, k, v, causal, scale)
+        problem = Problem.of(q, k, v, causal, scale, **masks)
         for name, x in (("o", o), ("do", do)):
             _check(name, x, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
         _check("lse", lse, q.shape[:-1], torch.float32, q.device)
@@ -151,7 +174,12 @@ def tiles_visited(problem: Problem, tile: Tile) -> int:
     """Tiles of scores that the blocks which own keys compute together."""
     rows = -(-problem.seq_len_q // tile.query)
     columns = range(-(-problem.seq_len_kv // tile.key))
-    seen = sum(rows - (min(rows, j * tile.key // tile.query) if problem.causal else 0) for j in columns)
+    seen = 0
+    for j in columns:
+        end = rows
+        if problem.window:
+            end = min(rows, -(-((j + 1) * tile.key - 1 + problem.window) // tile.query))
+        seen += max(0, end - (j * tile.key // tile.query if problem.causal else 0))
     return problem.batch * problem.heads * seen
 
 

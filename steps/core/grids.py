@@ -36,6 +36,7 @@ def some_of(problems: Sequence[Problem], text: str | None, whose: str) -> list[P
 MASKS = (True, False)  # causal, full
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 TOKENS = 32768
+LATENT_TOKENS = 8192
 
 
 def _problems(shapes: Iterable[dict], **common) -> tuple[Problem, ...]:
@@ -141,6 +142,12 @@ def _gpt_oss() -> tuple[Problem, ...]:
     return tuple(Problem(batch=TOKENS // n, seq_len_q=n, seq_len_kv=n, **common) for n in LENGTHS)
 
 
+def _latent() -> tuple[Problem, ...]:
+    """DeepSeek's latent attention as it is trained and prefilled: 128 heads, 192 columns of q and k by 128 of v."""
+    common = {"heads": 128, "head_dim": 192, "head_dim_v": 128, "dtype": "bfloat16", "causal": True}
+    return tuple(Problem(batch=LATENT_TOKENS // n, seq_len_q=n, seq_len_kv=n, **common) for n in LENGTHS[:-1])
+
+
 def _sinks() -> tuple[Problem, ...]:
     """Layers of gpt-oss have a window of 128 tokens in turn with none; and the same of packed sequences."""
     whole, ragged = _gpt_oss(), {"batch": 1, "seq_len_q": sum(RAGGED), "seq_len_kv": sum(RAGGED), "lengths": RAGGED}
@@ -203,6 +210,7 @@ GRIDS = {
     "packed": Grid("sequences of different lengths packed into one tensor", _packed()),
     "capped": Grid("a soft cap of 50 on the scores", _capped()),
     "sinks": Grid("attention sinks: layers of gpt-oss, with a window of 128 tokens and without", _sinks()),
+    "latent": Grid("latent attention: 128 heads, values of 128 columns beside 192 of the keys", _latent()),
     "gradients_sinks": Grid(
         "attention sinks in the backward pass: layers of gpt-oss, no window", _gpt_oss(), "backward"
     ),

@@ -297,10 +297,14 @@ class Step:
 
         Loads fill what is behind a tensor's end with zeros, which add nothing to a score; stores leave it out.
         """
-        wide = min((d for d in self.head_dims if d >= problem.head_dim), default=problem.head_dim)
+        wide = self.columns(problem.head_dim)
         if wide == problem.head_dim:
             return problem
         return dataclasses.replace(problem, head_dim=wide, scale=problem.effective_scale)
+
+    def columns(self, width: int) -> int:
+        """Columns of the tiles that hold rows of this width."""
+        return min((d for d in self.head_dims if d >= width), default=width)
 
     def taking_tiles(self) -> Step:
         """This step, with blocks that take the next tile of queries when they are ready for one, and have no lists.

@@ -8,7 +8,7 @@ from tutorial_lib.problem import Problem
 def shapes(problem: Problem) -> list[tuple[int, ...]]:
     queries = (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim)
     keys = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)
-    return [queries, keys, keys, queries]
+    return [queries, keys, (*keys[:3], problem.value_dim), (*queries[:3], problem.value_dim)]
 
 
 def copyable(x):

@@ -83,6 +83,11 @@ class TmaStep(FusedStep):
         variant = self.variant(problem)
         sign, scale = positive(problem.effective_scale)
         empty = partial(torch.empty_like, memory_format=torch.contiguous_format)
+        if problem.head_dim_v:
+
+            def empty(q):
+                return q.new_empty(*q.shape[:3], problem.head_dim_v)
+
         into_out = out is not None and describable(out)
 
         def fit(q, k, v):
@@ -214,7 +219,7 @@ def arguments(q, k, v, o, problem: Problem, scale: float, order, variant) -> tup
     return (
         describe(q, queries, columns, variant.shared),
         describe(k, keys, columns, variant.shared_key),
-        describe(v, keys, columns, variant.shared_value),
+        describe(v, keys, variant.value_dim, variant.shared_value),
         describe(o, queries, variant.output_columns, variant.shared),
         *order[:2],
         scale / math.log(2),

@@ -130,9 +130,10 @@ def rooms(dtype: gl.constexpr, variant: gl.constexpr):
     WARPGROUPS: gl.constexpr = variant.warpgroups
     QUERIES: gl.constexpr = [variant.query_stages * WARPGROUPS] + variant.outer + [variant.rows, variant.head_dim]  # noqa: RUF005
     KEYS: gl.constexpr = [variant.stages] + variant.outer + [variant.tile.key, variant.head_dim]  # noqa: RUF005
+    VALUES: gl.constexpr = [variant.stages] + variant.outer + [variant.tile.key, variant.value_dim]  # noqa: RUF005
     queries = gl.allocate_shared_memory(dtype, QUERIES, variant.shared)
     keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
-    values = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    values = gl.allocate_shared_memory(dtype, VALUES, variant.shared)
     outputs = variant.output_to.room(queries, variant)
     return Tiles(queries, keys, values, outputs)
 

@@ -47,7 +47,7 @@ def attend_overlapped(
     issued: the QK product of the first tile. The PV product of the last is begun and not waited for. sink: of
     ``sink_of``.
 
-    Returns (accumulator [query, head_dim], sums, iteration, and the iteration of the tile whose PV product was begun).
+    Returns (accumulator [query, value_dim], sums, iteration, and the iteration of the tile whose PV product was begun).
     """
     STAGES: gl.constexpr = variant.stages
     row_max = no_maxima(sink, variant)

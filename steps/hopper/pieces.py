@@ -27,15 +27,15 @@ def issue_scores_of_pieces(left, right, key, none, variant: gl.constexpr):
 @gluon.jit
 def no_pieces(variant: gl.constexpr):
     """Zeros [query, columns of a piece], two tensors to add PV products to."""
-    first = gl.full([variant.rows, variant.pieces[0]], 0.0, gl.float32, variant.outputs[0])
-    return first, gl.full([variant.rows, variant.pieces[1]], 0.0, gl.float32, variant.outputs[1])
+    first = gl.full([variant.rows, variant.value_pieces[0]], 0.0, gl.float32, variant.outputs[0])
+    return first, gl.full([variant.rows, variant.value_pieces[1]], 0.0, gl.float32, variant.outputs[1])
 
 
 @gluon.jit
 def issue_pieces(weights, value, accumulator, variant: gl.constexpr):
     """Begin to add the PV product to both pieces of the output."""
-    FIRST: gl.constexpr = variant.pieces[0]
-    SECOND: gl.constexpr = variant.pieces[1]
+    FIRST: gl.constexpr = variant.value_pieces[0]
+    SECOND: gl.constexpr = variant.value_pieces[1]
     first, second = accumulator
     left = gl.convert_layout(weights, gl.DotOperandLayout(0, variant.outputs[0], 2))
     first = warpgroup_mma(left, value.slice(0, FIRST, 1), first, is_async=True)
@@ -55,13 +55,13 @@ def rescale_pieces(accumulator, factor, variant: gl.constexpr):
 @gluon.jit
 def store_pieces(accumulator, array, slot, batch, head, row, variant: gl.constexpr):
     """Hand the output to TMA, which drops the columns that are past the end of head_dim."""
-    FIRST: gl.constexpr = variant.pieces[0]
-    SECOND: gl.constexpr = variant.pieces[1]
+    FIRST: gl.constexpr = variant.value_pieces[0]
+    SECOND: gl.constexpr = variant.value_pieces[1]
     first, second = accumulator
     tile = slot.reshape([variant.rows, variant.output_columns])
     tma.store_wait(0)
     tile.slice(0, FIRST, 1).store(first.to(slot.dtype))
-    if variant.output_columns < variant.head_dim:
+    if variant.output_columns < variant.value_dim:
         fence_async_shared()
         tma.async_store(array, [batch, head, row, 0], slot)
         tma.store_wait(0)

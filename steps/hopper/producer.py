@@ -27,14 +27,14 @@ from steps.hopper.softmax import by_row
 def attend(query, tiles, barriers, query_tile, iteration, scale, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Attention of a warpgroup's queries to the keys that they see, a tile after the other.
 
-    Returns (accumulator [query, head_dim], row_sum [query], iteration).
+    Returns (accumulator [query, value_dim], row_sum [query], iteration).
     """
     TILE_KEY: gl.constexpr = variant.tile.key
     STAGES: gl.constexpr = variant.stages
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
     row_max = gl.full([variant.rows], LEAST, gl.float32, ROW)
     row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
-    accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
+    accumulator = gl.full([variant.rows, variant.value_dim], 0.0, gl.float32, variant.output)
     first_query = query_tile.row + warpgroup * variant.rows
     whole, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
     # Two loops from one text: over whole tiles, and over those that need the mask.

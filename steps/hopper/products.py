@@ -109,18 +109,18 @@ def issue_scores_with_quarter(query, keys, iteration, variant: gl.constexpr):
 
 @gluon.jit
 def no_output(variant: gl.constexpr):
-    """Zeros [query, head_dim] to add PV products to."""
-    if variant.in_pieces:
+    """Zeros [query, value_dim] to add PV products to."""
+    if variant.output_in_pieces:
         return no_pieces(variant)
     else:
-        return gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
+        return gl.full([variant.rows, variant.value_dim], 0.0, gl.float32, variant.output)
 
 
 @gluon.jit
 def issue_output(weights, values, iteration, accumulator, variant: gl.constexpr):
     """Begin to add the PV product to the output; V lies in shared memory."""
-    value = values.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
-    if variant.in_pieces:
+    value = values.index(iteration % variant.stages).reshape([variant.tile.key, variant.value_dim])
+    if variant.output_in_pieces:
         return issue_pieces(weights, value, accumulator, variant)
     else:
         return warpgroup_mma(weights, value, accumulator, is_async=True)
@@ -129,17 +129,18 @@ def issue_output(weights, values, iteration, accumulator, variant: gl.constexpr)
 @gluon.jit
 def await_output(accumulator, scores_under_way: gl.constexpr, variant: gl.constexpr):
     """Wait for the PV product, until no more than so many QK products, begun behind it, are under way."""
-    if variant.in_pieces:
+    UNDER_WAY: gl.constexpr = (2 if variant.in_pieces else 1) * scores_under_way
+    if variant.output_in_pieces:
         first, second = accumulator
-        return warpgroup_mma_wait(2 * scores_under_way, deps=[first, second])
+        return warpgroup_mma_wait(UNDER_WAY, deps=[first, second])
     else:
-        return warpgroup_mma_wait(scores_under_way, deps=[accumulator])
+        return warpgroup_mma_wait(UNDER_WAY, deps=[accumulator])
 
 
 @gluon.jit
 def await_scores(scores, variant: gl.constexpr):
     """Wait for the QK product, and not for the PV product that was begun behind it: there are two of pieces."""
-    return warpgroup_mma_wait(2 if variant.in_pieces else 1, deps=[scores])
+    return warpgroup_mma_wait(2 if variant.output_in_pieces else 1, deps=[scores])
 
 
 @gluon.jit
@@ -177,7 +178,7 @@ def link(
 @gluon.jit
 def rescale(accumulator, factor, variant: gl.constexpr):
     """The output times one number a row."""
-    if variant.in_pieces:
+    if variant.output_in_pieces:
         return rescale_pieces(accumulator, factor, variant)
     else:
         return accumulator * by_row(factor, variant)
@@ -200,8 +201,8 @@ class OutputTo(Pieces):
 
 @gluon.jit
 def normalised(accumulator, row_sum, dtype: gl.constexpr, variant: gl.constexpr):
-    """The output [query, head_dim], divided by the sums of its rows."""
-    if variant.in_pieces:
+    """The output [query, value_dim], divided by the sums of its rows."""
+    if variant.output_in_pieces:
         return rescale_pieces(accumulator, 1.0 / row_sum, variant)
     else:
         return (accumulator * by_row(1.0 / row_sum, variant)).to(dtype)
@@ -219,7 +220,7 @@ def store(o, array, slot, batch, head, row, column, variant: gl.constexpr):
 @gluon.jit
 def store_whole(o, array, slot, batch, head, row, variant: gl.constexpr):
     """Hand the output to TMA, which drops rows past the end."""
-    if variant.in_pieces:
+    if variant.output_in_pieces:
         store_pieces(o, array, slot, batch, head, row, variant)
     else:
         store(o, array, slot, batch, head, row, 0, variant)
@@ -228,7 +229,7 @@ def store_whole(o, array, slot, batch, head, row, variant: gl.constexpr):
 @gluon.jit
 def store_halves(o, array, slot, batch, head, row, variant: gl.constexpr):
     """Hand the output to TMA in two halves, one after the other, as there is room for one alone."""
-    if variant.in_pieces:
+    if variant.output_in_pieces:
         store_pieces(o, array, slot, batch, head, row, variant)
     else:
         COLUMNS: gl.constexpr = variant.output_columns

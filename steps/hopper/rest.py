@@ -57,7 +57,7 @@ def attend_to_rest(
     weights, row_max, row_sum: of the first tile; the PV product with these weights is not begun.
     row, whole, end: of ``tiles_of_warpgroup``.
 
-    Returns (accumulator [query, head_dim], sums, last iteration, its weights, whose PV product is not begun).
+    Returns (accumulator [query, value_dim], sums, last iteration, its weights, whose PV product is not begun).
     """
     STAGES: gl.constexpr = variant.stages
     for j in range(1, end):

@@ -21,6 +21,7 @@ from steps.hopper.variant import (
     MOST_REGISTERS,
     PRODUCER_REGISTERS,
     ROWS,
+    SWIZZLED,
     THREE_GROUPS_REGISTERS,
     Variant,
     pieces_of,
@@ -96,6 +97,11 @@ class HopperStep(TmaStep):
         if pairs and self.order.computed:
             raise ValueError("blocks that compute their tiles take pairs=False")
 
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        return "takes no values wider than keys" if problem.value_dim > problem.head_dim else None
+
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
         return (rule_for("hopper", self.in_tiles(problem), DEFAULT_ARCH).name,)
 
@@ -118,7 +124,7 @@ class HopperStep(TmaStep):
         """The constants that ``problem`` is compiled with, and the pieces."""
         step, generation, order = self.for_problem(problem), self.generation_for(problem), self.order_for(problem)
         roles = generation is not one_by_one.fmha
-        pieces = pieces_of(problem.head_dim) if step.in_pieces else None
+        pieces, value_pieces = (pieces_of(d) if step.in_pieces else None for d in (problem.head_dim, problem.value_dim))
         problem = step.in_tiles(problem)
         neighbours = PAIR if step.pairs else 1
         tile = Tile(neighbours * step.groups * ROWS, launched(problem).key)
@@ -128,6 +134,7 @@ class HopperStep(TmaStep):
         return Variant(
             tile=tile,
             head_dim=problem.head_dim,
+            value_dim=max(step.columns(problem.value_dim), min(SWIZZLED, problem.head_dim)),
             group_size=problem.group_size,
             causal=problem.causal,
             ragged=problem.lengths is not None or problem.seq_len_kv % tile.key != 0,
@@ -152,6 +159,7 @@ class HopperStep(TmaStep):
             softcap=problem.softcap,
             neighbours=neighbours,
             pieces=pieces,
+            value_pieces=value_pieces,
             packed=problem.lengths is not None,
             sinks=problem.sinks,
         )
@@ -179,10 +187,11 @@ class HopperStep(TmaStep):
         """
         v = self.variant(problem)
         columns = sum(v.pieces) if v.in_pieces else v.head_dim
+        value_columns = sum(v.value_pieces) if v.output_in_pieces else v.value_dim
         held = v.head_dim // v.queries.held if v.queries.held else 0
         queries = ROWS * (columns - held)
-        read = v.warpgroups * v.rows // ROWS * (2 * v.tile.key * columns + queries)
-        copied = 2 * v.tile.key * v.head_dim
+        read = v.warpgroups * v.rows // ROWS * (v.tile.key * (columns + value_columns) + queries)
+        copied = v.tile.key * (v.head_dim + v.value_dim)
         return (read + copied) * BYTES_PER_ELEMENT / (layouts.BANKS * layouts.WORD)
 
     def entry(self, problem: Problem, arch: str):

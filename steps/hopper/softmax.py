@@ -215,7 +215,7 @@ def wait_last(scores, row_max, row_sum, accumulator, barriers, iteration, scale,
     weights = weigh(scores, new_max, factor(scale, variant))
     row_sum = variant.sums.add(row_sum, correction, weights)
     # ptxas may move this wait: nothing holds it here.
-    if variant.in_pieces:
+    if variant.output_in_pieces:
         first, second = accumulator
         accumulator = warpgroup_mma_wait(0, deps=[first, second])
     else:
@@ -228,7 +228,7 @@ def wait_behind_maxima(scores, row_max, row_sum, accumulator, barriers, iteratio
     """The softmax of a tile; the wait for the PV product is held right behind the maxima. Returns as ``wait_last``."""
     new_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
     variant.hold.wait(barriers, iteration, variant)
-    if variant.in_pieces:
+    if variant.output_in_pieces:
         first, second = accumulator
         first, second, row_max, new_max = warpgroup_mma_wait(0, deps=[first, second, row_max, new_max])
         accumulator = first, second
@@ -246,7 +246,7 @@ def wait_behind_correction(scores, row_max, row_sum, accumulator, barriers, iter
     new_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
     correction = exp2(row_max - new_max)
     variant.hold.wait(barriers, iteration, variant)
-    if variant.in_pieces:
+    if variant.output_in_pieces:
         first, second = accumulator
         first, second, new_max, correction = warpgroup_mma_wait(0, deps=[first, second, new_max, correction])
         accumulator = first, second

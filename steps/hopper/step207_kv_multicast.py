@@ -25,6 +25,12 @@ for a shorter time than its longest tile takes: most blocks are done while a few
 section has as many heads as it takes to keep all blocks busy for that long. Their keys and values may need more of L2
 than a section should. Where blocks end together anyway, the lists are those of step split_head_dim. Below 2,048 queries
 blocks do not come in pairs: there these were slower in a trial, which is not among the records.
+
+``narrow_values``, inside this step: values that are narrower than keys, as in DeepSeek's latent attention, where q and
+k have 192 columns and v has 128. Tiles of V and of the output are as wide as v. So the QK product takes two pieces, the
+PV product takes one, and the output has room in shared memory as a whole. Row maxima come in four chains, lanes add
+their sums last, keys are visited from the diagonal back, and warps do not meet: what step next_softmax_first is made
+of, too.
 """
 
 import dataclasses
@@ -32,6 +38,9 @@ import dataclasses
 from steps.core.order import DEALT
 from steps.core.problems import FULL
 from steps.hopper import step206_pv_wait_after_max
+from steps.hopper.lib import WITHOUT_MEETINGS
+from steps.hopper.products import TO_ITS_OWN
+from steps.hopper.softmax import DOWNWARDS, SUM_AT_END, in_four_chains
 from tutorial_lib.problem import Problem
 
 STEP = step206_pv_wait_after_max.STEP.evolve(
@@ -71,4 +80,34 @@ BALANCED_TAIL = ALONE.evolve(
     order=dataclasses.replace(DEALT, balanced_tail=True),
 )
 
-INSIDE = (SPLIT_HEAD_DIM, BALANCED_TAIL)
+
+def fewer_columns(problem: Problem) -> bool:
+    """Tiles of values have fewer columns than those of keys."""
+    return 2 * problem.value_dim <= problem.head_dim
+
+
+# Clusters of two blocks were not tried with values of another width. What step next_softmax_first has inside was: each
+# part of it was as fast or faster, in a trial on an H200 which is not among the records.
+APART = BALANCED_TAIL.evolve(
+    only_for=fewer_columns,
+    pairs=False,
+    output_to=TO_ITS_OWN,
+    highest=in_four_chains,
+    sums=SUM_AT_END,
+    walk=DOWNWARDS,
+    hold=WITHOUT_MEETINGS,
+)
+
+NARROW_VALUES = APART.evolve(
+    previous=BALANCED_TAIL,
+    name="narrow_values",
+    title="Values narrower than keys",
+    change="Tiles of V and of the output are as wide as V: 128 columns beside 192 of Q and K in latent attention.",
+    inside="kv_multicast",
+    default_problem=Problem(
+        batch=1, heads=128, seq_len_q=4096, seq_len_kv=4096, head_dim=192, head_dim_v=128, dtype="bfloat16", causal=True
+    ),
+    takes=("head_dim_v",),
+)
+
+INSIDE = (SPLIT_HEAD_DIM, BALANCED_TAIL, NARROW_VALUES)

@@ -16,6 +16,7 @@ from steps.hopper.products import OutputTo, Queries
 from steps.hopper.softmax import DOWNWARDS, Sums, Walk
 from tutorial_lib.problem import BYTES_PER_ELEMENT
 
+SWIZZLED = 64  # columns of the widest swizzle, which tiles of V have where those of K do
 LEAST_PIECE = 16  # columns: wgmma's K
 ROWS = 64  # of queries that a warpgroup multiplies at a time: wgmma's M
 GROUP_WARPS = 4  # of a warpgroup
@@ -33,7 +34,8 @@ class Variant:
     """
 
     tile: Tile  # of a block, or of both blocks of a pair
-    head_dim: int
+    head_dim: int  # columns of a tile of Q and K
+    value_dim: int  # columns of a tile of V and of the output
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
@@ -59,6 +61,7 @@ class Variant:
     lse: bool = False  # the log-sum-exp of every query is stored, too
     neighbours: int = 1  # blocks on neighbouring SMs that share what TMA brings of keys and values
     pieces: tuple[int, int] | None = None  # columns of head_dim, where products take them in two pieces
+    value_pieces: tuple[int, int] | None = None  # the same of V's columns
     packed: bool = False  # sequences are packed into one tensor
     sinks: bool = False  # every query head has a sink
 
@@ -75,13 +78,18 @@ class Variant:
 
     @property
     def in_pieces(self) -> bool:
-        """Whether products take head_dim in two pieces (``steps.hopper.pieces``)."""
+        """Whether the QK product takes head_dim in two pieces (``steps.hopper.pieces``)."""
         return self.pieces is not None
+
+    @property
+    def output_in_pieces(self) -> bool:
+        """Whether the PV product does so with the columns of V."""
+        return self.value_pieces is not None
 
     @cached_property
     def outputs(self) -> list[gl.NVMMADistributedLayout]:
         """Outputs [query, columns of a piece], of each piece."""
-        return [gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, columns, 16]) for columns in self.pieces]
+        return [gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, columns, 16]) for columns in self.value_pieces]
 
     @property
     def rows(self) -> int:
@@ -116,7 +124,7 @@ class Variant:
     @property
     def output_columns(self) -> int:
         """Columns of the output that are stored at once."""
-        return self.head_dim // self.output_to.at_once
+        return self.value_dim // self.output_to.at_once
 
     @property
     def workers(self) -> list[int]:
@@ -135,8 +143,8 @@ class Variant:
 
     @cached_property
     def output(self) -> gl.NVMMADistributedLayout:
-        """Outputs [query, head_dim]."""
-        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.head_dim, 16])
+        """Outputs [query, value_dim]."""
+        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.value_dim, 16])
 
     @cached_property
     def weights(self) -> gl.DotOperandLayout:

@@ -260,8 +260,8 @@ class ParallelGradients(_Together, GradientStep):
     def asked_as(self) -> str:
         return self.forward.name
 
-    def _gradients_ready(self, kind, tensors, causal, scale, out):
-        make = partial(super()._gradients_ready, kind, tensors, causal, scale, out)
+    def _gradients_ready(self, kind, tensors, causal, scale, out, **masks):
+        make = partial(super()._gradients_ready, kind, tensors, causal, scale, out, **masks)
         return self.made_ready(make, *tensors[:3], causal, scale)
 
     def make_ready(self, problem, tensors, out):

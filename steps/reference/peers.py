@@ -238,7 +238,7 @@ def tilegym(q, k, v, causal, scale):
 
 
 MASKS = ("window", "lengths")  # of ``Problem.features``
-ALL = ("window", "softcap", "lengths", "sinks")
+ALL = ("window", "softcap", "lengths", "sinks", "head_dim_v")
 
 PEERS = (
     Peer(
@@ -247,7 +247,7 @@ PEERS = (
         change="cuDNN's fused attention.",
         function=sdpa_cudnn,
         architectures=CUTILE_ARCHITECTURES,  # by PyTorch 2.15: sm_80 to sm_121
-        takes=MASKS,
+        takes=(*MASKS, "head_dim_v"),
         keeps_mask=True,
     ),
     Peer(
@@ -264,7 +264,7 @@ PEERS = (
         change="The memory-efficient attention of xFormers in PyTorch.",
         function=sdpa_efficient,
         keeps_mask=True,
-        takes=MASKS,
+        takes=(*MASKS, "head_dim_v"),
     ),
     Peer(
         name="sdpa_math",
@@ -296,7 +296,7 @@ PEERS = (
         change="FlashAttention-3, which is made for Hopper alone.",
         function=flash_attn_3,
         architectures=("sm_90",),
-        takes=("window", "softcap"),
+        takes=("window", "softcap", "head_dim_v"),
         requires="flash_attn_interface",
         install="pip install tokenspeed-fa3",
         top_left=False,

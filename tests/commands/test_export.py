@@ -444,6 +444,9 @@ def test_the_command_writes_a_program_and_refuses_what_makes_none(tmp_path):
         ("kv_multicast",): "step 207 kv_multicast cannot be exported: it is made of pairs of blocks",
         ("varlen",): "step 904 varlen cannot be exported: its own problem has packed sequences",
         ("attention_sinks",): "step 908 attention_sinks cannot be exported: its own problem has attention sinks",
+        (
+            "narrow_values",
+        ): "step narrow_values cannot be exported: its own problem has values of another width than keys",
         ("mma", "--lse"): "step 2 mma cannot be exported with the log-sum-exp",
         ("mma", "--head-dim", "512"): "step 2 mma: head_dim must be",
         ("no_such_step",): "no step no_such_step",
