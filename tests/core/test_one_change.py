@@ -26,7 +26,7 @@ TOGETHER = {
     "split_epilogue": {"groups", "turns", "ends", "output_to", "queries", "free"},
     "balanced_tail": {"pairs", "order"},
     "next_softmax_first": {"highest", "pairs", "walk", "order", "sums", "hold", "queries", "generation"},
-    "blackwell_persistent": {"emulated", "roles.stay"},
+    "blackwell_persistent": {"emulated", "roles.scheduler"},
     "wave_priorities": {"stages", "scale_query"},
     "pv_wait_after_max": {"softmax", "sums"},
     "pv_wait_after_softmax": {"softmax", "sums"},
