@@ -28,10 +28,22 @@ OPTIONS = {
     "html_show_sourcelink": False,
     "html_copy_source": False,
     "html_show_copyright": False,
+    "html_static_path": ["_static"],
+    "html_css_files": ["wide.css"],
     "suppress_warnings": ["mystnb.unknown_mime_type"],
 }
 
-
+# Tables may be wider than running text, where a window has room beside the drawers of Furo: 15em for the chapters, and
+# from 82em on as much for the headings. Furo gives both 46em.
+WIDE = """\
+@media (min-width: 67em) {
+  .content { width: calc(100vw - 22.5em); }
+  article p, article ul, article ol { max-width: 46em; }
+}
+@media (min-width: 82em) { .content { width: min(62em, 50vw + 4em); } }
+table.docutils { font-size: 85%; }
+table.docutils td, table.docutils th { padding: 0.2rem 0.4rem; }
+"""
 MORE = {
     "simulator": "tutorial_lib/simulator/README.md"
 }  # pages beside the chapters: name -> file that chapters link to
@@ -78,6 +90,8 @@ def write_pages(notebooks: Path, source: Path) -> None:
     """What Sphinx makes the site of: chapters without the links at their ends, which a site has itself; an index."""
     import nbformat
 
+    (source / "_static").mkdir()
+    (source / "_static" / "wide.css").write_text(WIDE, encoding="utf-8")
     course = read_course(notebooks / "source")
     chapters = [chapter for part in course for chapter in part.chapters]
     for chapter in chapters:
