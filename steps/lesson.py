@@ -665,7 +665,7 @@ FIGURES = [
     ("blocks an SM", "blocks_per_sm"),
     ("limited by", "limited_by"),
     ("instructions", "instructions"),
-    ("hot loop, a K/V tile", "hot_loop_instructions"),
+    ("hot loop, an iteration", "hot_loop_instructions"),
 ]
 SHOWN = 5  # rows of evidence
 MEDIANS = "A bar is the median of all rounds. A ratio is the median of the ratios inside each round, so it may differ."
