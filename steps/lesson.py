@@ -174,8 +174,8 @@ class Lesson:
             return [told + where + ".", code(text)]
         holes = [f"- `{change}`" for change in dataclasses.replace(self.step, previous=self.previous).key_changes()]
         changes = "\n".join(["What changes:", "", *holes])
-        if self.step.backend == "hopper" and before != text:
-            changes = ""  # names of functions, which the difference shows
+        if without or (self.step.backend == "hopper" and before != text):
+            changes = ""  # names of functions, or what a step takes, which the difference shows
         if before == text:
             told = "For this problem the kernel reads as before: what changes is how it is compiled or launched. "
             return [changes, told + where + "."]
