@@ -32,7 +32,7 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import NO_GPU, describe_machine, describe_versions, gpu_turn, has_gpu, why_no_gpu
 from tutorial_lib.needs import left_out
 from tutorial_lib.passes import pass_of
-from tutorial_lib.problem import FP8, Problem
+from tutorial_lib.problem import FEATURES, FP8, Problem
 from tutorial_lib.records import recorded_traces
 from tutorial_lib.results import Measurement, Run, compilers, of_one_machine
 from tutorial_lib.simulator.breaking import without
@@ -166,20 +166,32 @@ class Lesson:
             return [f"{error}."]
         if self.step.begins_a_skeleton:
             return [f"{self.step.shown}, for {self.problem.describe()}. {where}, and what that imports.", code(text)]
+        problem, without = self._taken_before()
         try:
-            before = without_title(written_out(self.previous, self.problem, self.arch))
+            before = without_title(written_out(self.previous, problem, self.arch))
         except Unsupported as error:
             told = f"{self.step.shown}, because the step before does not take this problem ({error}). "
             return [told + where + ".", code(text)]
         holes = [f"- `{change}`" for change in dataclasses.replace(self.step, previous=self.previous).key_changes()]
         changes = "\n".join(["What changes:", "", *holes])
-        if self.step.backend == "hopper" and before != text:
-            changes = ""  # names of functions, which the difference shows
+        if without or (self.step.backend == "hopper" and before != text):
+            changes = ""  # names of functions, or what a step takes, which the difference shows
         if before == text:
             told = "For this problem the kernel reads as before: what changes is how it is compiled or launched. "
             return [changes, told + where + "."]
-        told = f"Its kernel for {self.problem.describe()}, compared with {self.previous.label}: + is new, - is gone. "
+        told = (
+            f"Its kernel for {self.problem.describe()}, compared with {self.previous.label}{without}: + is new, - is "
+        )
+        told += "gone. "
         return [changes, told + where + ".", difference(before, text, AROUND)]
+
+    def _taken_before(self) -> tuple[Problem, str]:
+        """This problem without what the step before does not take, and words for what that is."""
+        asked = self.problem.features if isinstance(self.previous, FusedStep) else ()
+        new = [name for name in asked if name in PLAIN and name not in self.previous.takes]
+        words = f", which takes no {' and no '.join(FEATURES[name] for name in new)}" if new else ""
+        plain = {field: value for name in new for field, value in PLAIN[name].items()}
+        return dataclasses.replace(self.problem, **plain), words
 
     def inside(self) -> Page:
         """The variants inside this step, each against what it stands on: its pieces, the step, what else was tried.
@@ -397,14 +409,22 @@ class Lesson:
             seq_len_kv=CHECKED_LENGTH,
         )
         everywhere = [dataclasses.replace(p, dtype=FP8) for p in CHECKED] if self.problem.fp8 else CHECKED
-        asked = dict.fromkeys((*everywhere, like_this, *also))
-        rows = [[p.describe(), *_accuracy(self.step, p, self.on_gpu)] for p in asked]
+        target = self.arch if self.on_gpu else "cpu"
+        asked, left_out = [], []
+        for p in dict.fromkeys((*everywhere, like_this, *also)):
+            own = dataclasses.replace(p, head_dim=self.problem.head_dim)
+            if taken := [each for each in (p, own) if not self.step.unsupported(each, target)]:
+                asked.append(taken[0])
+            else:
+                left_out.append(f"Left out: {p.describe()} ({self.step.unsupported(p, target)}).")
+        rows = [[p.describe(), *_accuracy(self.step, p, self.on_gpu)] for p in dict.fromkeys(asked)]
         by = {"torch": "by PyTorch", "cutile": "in the interpreter"}.get(self.step.backend, "on the simulator")
         kind = pass_of(self.step)
         where, whose = "on this GPU" if self.on_gpu else f"{by}, on the CPU", kind.measure
         return Page(
             f"Run {where}; correct means an error of at most twice {whose} plus one rounding step:",
             table(["problem", "largest error", whose, "correct", *kind.parts], rows),
+            " ".join(left_out),
         )
 
     @cached_property
@@ -645,10 +665,16 @@ FIGURES = [
     ("blocks an SM", "blocks_per_sm"),
     ("limited by", "limited_by"),
     ("instructions", "instructions"),
-    ("hot loop, a K/V tile", "hot_loop_instructions"),
+    ("hot loop, an iteration", "hot_loop_instructions"),
 ]
 SHOWN = 5  # rows of evidence
 MEDIANS = "A bar is the median of all rounds. A ratio is the median of the ratios inside each round, so it may differ."
+PLAIN = {  # features that a problem can do without, and its fields then
+    "window": {"window": None},
+    "softcap": {"softcap": None},
+    "lengths": {"lengths": None, "lengths_kv": None},
+    "sinks": {"sinks": False},
+}
 AROUND = 3  # lines around what changed
 BLOCKS = 4  # that compute a head, of which one is drawn
 FINDINGS = 2  # of the simulator that are shown whole

@@ -163,7 +163,7 @@ def behind(rival: str, gradients: bool = False) -> Page:
                 cycles = f"{split[0]:.2f} × {split[1]:.2f}" if split else tables.NOTHING
                 rows.append([name, run.the_problem().describe(), _with_chapter(best), tables.ratio(speedup), cycles])
     told = f"On {len(rows)} of {compared} recorded problems that {rival} takes it is faster than the best step."
-    headers = ["grid", "problem", "best step", f"vs {rival} (p10–p90)", "of it cycles × clock"]
+    headers = ["grid", "problem", "best step", f"vs {rival} (p10–p90)", tables.CYCLES_AND_CLOCK]
     return Page(told, table(headers, rows) if rows else "")
 
 

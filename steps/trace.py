@@ -143,13 +143,8 @@ def simulate(step, problem):
 
 
 def beside_simulated(step, trace):
-    """The same stamps on the simulator, for as many heads of the trace's problem as the CPU stands for SMs."""
-    import torch
-
-    from steps.core.order import processors
-
-    few = processors(torch.device("cpu"))
-    return simulate(step, dataclasses.replace(trace.the_problem(), batch=1, heads=few, kv_heads=few))
+    """The same stamps on the simulator, for one head of the trace's problem: the shares are those of more heads."""
+    return simulate(step, dataclasses.replace(trace.the_problem(), batch=1, heads=1, kv_heads=1))
 
 
 def _with_and_without(step, problem, inputs, blocks: int):

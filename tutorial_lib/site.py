@@ -28,10 +28,33 @@ OPTIONS = {
     "html_show_sourcelink": False,
     "html_copy_source": False,
     "html_show_copyright": False,
+    "html_static_path": ["_static"],
+    "html_css_files": ["course.css"],
     "suppress_warnings": ["mystnb.unknown_mime_type"],
 }
 
-
+# What Furo lacks. Tables may be wider than running text, where a window has room beside its drawers: 15em for the
+# chapters, and from 82em on as much for the headings; Furo gives both 46em. Figures and listings are light: in the dark
+# theme they are turned round, and keep their hues. A page of paper does not scroll.
+DARK = "article :is(img, pre[style]) { filter: invert(0.9) hue-rotate(180deg); }"
+STYLE = f"""\
+@media (min-width: 67em) {{
+  .content {{ width: calc(100vw - 22.5em); }}
+  article p, article ul, article ol {{ max-width: 46em; }}
+}}
+@media (min-width: 82em) {{ .content {{ width: min(62em, 50vw + 4em); }} }}
+table.docutils {{ font-size: 85%; }}
+table.docutils td, table.docutils th {{ padding: 0.2rem 0.4rem; }}
+@media not print {{
+  body[data-theme="dark"] {DARK}
+  @media (prefers-color-scheme: dark) {{ body:not([data-theme="light"]) {DARK} }}
+}}
+@media print {{
+  article pre {{ max-height: none !important; white-space: pre-wrap !important; }}
+  .table-wrapper {{ overflow: visible !important; }}
+  table.docutils {{ font-size: 60%; }}
+}}
+"""
 MORE = {
     "simulator": "tutorial_lib/simulator/README.md"
 }  # pages beside the chapters: name -> file that chapters link to
@@ -78,6 +101,8 @@ def write_pages(notebooks: Path, source: Path) -> None:
     """What Sphinx makes the site of: chapters without the links at their ends, which a site has itself; an index."""
     import nbformat
 
+    (source / "_static").mkdir()
+    (source / "_static" / "course.css").write_text(STYLE, encoding="utf-8")
     course = read_course(notebooks / "source")
     chapters = [chapter for part in course for chapter in part.chapters]
     for chapter in chapters:

@@ -416,6 +416,9 @@ def about_trace(trace: Trace) -> str:
     )
 
 
+CYCLES_AND_CLOCK = "gain in cycles × in clock"
+
+
 def cycles_and_clock(run: Run) -> Column:
     """What a gain on the previous step consists of: times fewer cycles, times the clock."""
 
@@ -424,7 +427,7 @@ def cycles_and_clock(run: Run) -> Column:
         parts = run.split(m, before) if before else None
         return NOTHING if parts is None else f"{parts[0]:.2f} × {parts[1]:.2f}"
 
-    return "of it cycles × clock", text
+    return CYCLES_AND_CLOCK, text
 
 
 CHECKING: list[Column] = [("error (SDPA's)", error), ("correct", correct)]

@@ -58,8 +58,8 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
     longest_first: bool = hole(default=False)
     prepared: bool = hole(default=False)
     searched: bool = hole(default=False)
-    keys: BlockShape | None = hole(default=None)
-    queries: BlockShape | None = hole(default=None)
+    keys: BlockShape | None = hole(default=None, none="by the launch rule")
+    queries: BlockShape | None = hole(default=None, none="by the launch rule")
 
     takes: ClassVar[tuple[str, ...]] = ("window", "softcap", "sinks")
     shown: ClassVar[str] = "The kernel whose blocks own keys (steps/backward_cutile/kernel.py has the others)"

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from steps.blackwell.kernel import fmha
-from steps.blackwell.variant import GROUP_WARPS, HEAD_DIMS, Cluster, Emulated, Roles, Variant, make_variant, stays
+from steps.blackwell.variant import (
+    GROUP_WARPS,
+    HEAD_DIMS,
+    Cluster,
+    Emulated,
+    Roles,
+    Variant,
+    is_persistent,
+    make_variant,
+)
 from steps.core.fused import grid, hole
 from steps.core.order import DEALT, NATURAL, SECTION_BYTES, Order
 from steps.core.tiles import Tile
@@ -87,9 +96,9 @@ class BlackwellStep(OnBlackwell, TmaStep):
 
     @property
     def order(self) -> Order:
-        if not stays(self.roles):
+        if not is_persistent(self.roles):
             return NATURAL
-        return LAUNCHED if self.roles.stay == "taken" else DEALT
+        return LAUNCHED if self.roles.scheduler == "dynamic" else DEALT
 
     def kernel(self, problem: Problem):
         return fmha

@@ -42,7 +42,7 @@ STEP = step602_lazy_rescaling.EXP2_EMULATION.evolve(
     title="Persistent blocks",
     change="As many blocks as SMs, each with a list of tiles; a quarter of the exponentials are a polynomial.",
     default_problem=HEADLINE,
-    roles=Roles(correction=Correction(threshold=8.0), stay="dealt"),
+    roles=Roles(correction=Correction(threshold=8.0), scheduler="static"),
 )
 
 DYNAMIC_SCHEDULER = STEP.evolve(
@@ -50,7 +50,7 @@ DYNAMIC_SCHEDULER = STEP.evolve(
     title="Dynamic scheduler",
     change="A persistent block that is ready takes the tile of a block that has not begun.",
     inside="blackwell_persistent",
-    roles=Roles(correction=Correction(threshold=8.0), stay="taken"),
+    roles=Roles(correction=Correction(threshold=8.0), scheduler="dynamic"),
 )
 
 INSIDE = (DYNAMIC_SCHEDULER,)

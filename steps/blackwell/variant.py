@@ -52,13 +52,13 @@ class Roles(Choices):
 
     At head_dim 256, where the outputs of two would fill tensor memory, one does.
 
-    correction: who rescales the output, a warpgroup for it or the one that does the softmax. stay: a block computes
-    one tile of queries, or one block an SM stays. It computes a list of tiles that was "dealt" to it before the launch,
-    or the tiles of blocks that have not begun are "taken", each when it is ready for one.
+    correction: who rescales the output, a warpgroup for it or the one that does the softmax. scheduler: a block
+    computes one tile of queries; or it is persistent, and computes a list of tiles that was made before the launch
+    ("static"), or takes the tile of a block that has not begun, whenever it is ready for one ("dynamic").
     """
 
     correction: Correction | Literal["by the softmax"] = "by the softmax"
-    stay: Literal["a block a tile", "dealt", "taken"] = "a block a tile"
+    scheduler: Literal["a tile a block", "static", "dynamic"] = "a tile a block"
 
 
 @dataclass(frozen=True)
@@ -264,9 +264,9 @@ class Variant:
         return gl.NVMMASharedLayout(width, 8 * BYTES_PER_ELEMENT, rank=4, **halves)
 
 
-def stays(roles: Roles | Cluster | str) -> bool:
-    """Whether blocks stay, and compute several tiles of queries."""
-    return isinstance(roles, Roles) and roles.stay != "a block a tile"
+def is_persistent(roles: Roles | Cluster | str) -> bool:
+    """Whether a block computes several tiles of queries."""
+    return isinstance(roles, Roles) and roles.scheduler != "a tile a block"
 
 
 def _registers(warpgroups: int, correction: bool) -> tuple[int, ...]:
@@ -294,8 +294,8 @@ def make_variant(roles: Roles | Cluster | str, emulated: Emulated, problem: Prob
         stages=2,
         roles=has_roles,
         correction=correction is not None,
-        persistent=stays(roles),
-        taken=stays(roles) and roles.stay == "taken",
+        persistent=is_persistent(roles),
+        taken=is_persistent(roles) and roles.scheduler == "dynamic",
         registers=_registers(warpgroups, correction is not None) if has_roles else (),
         threshold=correction.threshold if correction else 0.0,
         frequency=emulated.frequency,

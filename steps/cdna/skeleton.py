@@ -62,10 +62,10 @@ class CdnaStep(AmdStep):
 
     transfer: Transfer = hole()
     scale_query: bool = hole(default=False)
-    threshold: float | None = hole(default=None)
-    stages: Stages | None = hole(default=None)
+    threshold: float | None = hole(default=None, none="none")
+    stages: Stages | None = hole(default=None, none="none")
     xcd_swizzle: bool = hole(default=False)
-    choose: Callable[[Problem, str], dict] | None = hole(default=None)
+    choose: Callable[[Problem, str], dict] | None = hole(default=None, none="none")
 
     backend: ClassVar[str] = "cdna"
 

@@ -16,12 +16,13 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import NEW_KERNEL
 
 
-def hole(told: bool = True, by_problem: bool = False, **kwargs):
+def hole(told: bool = True, by_problem: bool = False, none: str = "left to the compiler", **kwargs):
     """A field that a step may fill differently from its predecessor. told: whether a skeleton's first step lists it.
 
     by_problem: whether a step may fill it for some problems alone; the skeleton reads it from ``for_problem``.
+    none: what None means there.
     """
-    return field(metadata={"hole": True, "told": told, "by_problem": by_problem}, kw_only=True, **kwargs)
+    return field(metadata={"hole": True, "told": told, "by_problem": by_problem, "none": none}, kw_only=True, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -138,10 +139,13 @@ class FusedStep(Step):
         }
 
     def key_changes(self) -> list[str]:
+        none = {f.name: f.metadata["none"] for f in dataclasses.fields(self) if f.metadata.get("hole")}
         if self.begins_a_skeleton:
             told = {f.name for f in dataclasses.fields(self) if f.metadata.get("told")}
-            return [f"{NEW_KERNEL}; {name} = {_show(value)}" for name, value in self.holes().items() if name in told]
-        return [f"{name}: {_show_change(*pair)}" for name, pair in self.changed_holes().items()]
+            holes = {name: value for name, value in self.holes().items() if name in told}
+            return [f"{NEW_KERNEL}; {name} = {_show(value, none[name])}" for name, value in holes.items()]
+        changed = self.changed_holes().items()
+        return [f"{name}: {_show_change(*pair, none[name.partition('.')[0]])}" for name, pair in changed]
 
     def configured(self, problem: Problem, arch: str) -> FusedStep:
         """This step with everything decided that is left open until problem and architecture are known."""
@@ -233,27 +237,27 @@ def _differences(where: str, before: object, now: object) -> Iterator[tuple[str,
         yield where, (before, now)
 
 
-def _show_change(before: object, now: object) -> str:
-    """What was and what is; of pieces of the same kind those functions that are others.
+def _show_change(before: object, now: object, none: str) -> str:
+    """What was and what is, with words for None; of pieces of the same kind those functions that are others.
 
     Of what is for some problems alone: what is there, and where. Elsewhere it is what was.
     """
     if isinstance(now, OnlyFor) and before == now.otherwise:
-        told = _show(now.value) if isinstance(before, OnlyFor) else _show_change(before, now.value)
+        told = _show(now.value, none) if isinstance(before, OnlyFor) else _show_change(before, now.value, none)
         return f"{told} where {function_name(now.takes)}"
     if isinstance(now, Pieces) and type(before) is type(now):
         both = [(getattr(before, f.name), getattr(now, f.name)) for f in dataclasses.fields(now)]
         others = [[function_name(value) for value in pair] for pair in both if pair[0] is not pair[1]]
         names = [dict.fromkeys(name for name in side if name) for side in zip(*others)]
         return " -> ".join(", ".join(side) for side in names)
-    return f"{_show(before)} -> {_show(now)}"
+    return f"{_show(before, none)} -> {_show(now, none)}"
 
 
-def _show(value: object) -> str:
+def _show(value: object, none: str) -> str:
     if isinstance(value, OnlyFor):
-        return f"{_show(value.value)} where {function_name(value.takes)}, else {_show(value.otherwise)}"
+        return f"{_show(value.value, none)} where {function_name(value.takes)}, else {_show(value.otherwise, none)}"
     if name := function_name(value):
         return name if inspect.isfunction(value) else f"{value.fn.__module__.rpartition('.')[2]}.{name}"
     if isinstance(value, tuple) and all(isinstance(x, str) for x in value):
         return ", ".join(value) or "nothing"
-    return "left to the compiler" if value is None else str(value)
+    return none if value is None else str(value)

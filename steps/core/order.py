@@ -215,12 +215,12 @@ def _deal(
 
 
 def shares(problem: Problem, tile: Tile, processors: int) -> dict[str, list[int]]:
-    """What every block has to do, in tiles of keys: dealt, and when blocks take the tiles by number, in turn."""
+    """What every block has to do, in tiles of keys: by LPT lists, and when blocks take tiles by number, in turn."""
     a_head = tiles_a_head(problem, tile)
     total = a_head * problem.heads * problem.batch
     ways = {
         "by number, in turn": [range(block, total, processors) for block in range(min(processors, total))],
-        "dealt": deal(problem, tile, processors),
+        "LPT lists": deal(problem, tile, processors),
     }
     lengths = [length(problem, tile, i) for i in range(a_head)]
     return {way: [sum(lengths[n % a_head] for n in tiles) for tiles in dealt] for way, dealt in ways.items()}

@@ -62,7 +62,7 @@ class DecodeStep(InCuTile, FusedStep):
     split: bool = hole(default=False)
     last_block_merges: bool = hole(default=False)
     least_rows: int = hole(default=16)
-    tile_key: int | None = hole(default=None)
+    tile_key: int | None = hole(default=None, none="by its bytes")
 
     shown: ClassVar[str] = (
         "The kernel that goes through the keys (steps/everyday/decode_kernel.py has the one that merges)"

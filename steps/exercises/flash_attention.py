@@ -1,6 +1,6 @@
 """Attention of one head in tiles, in plain PyTorch: the score matrix is never made."""
 
-from tutorial_lib.exercises import Plain, Wrong
+from tutorial_lib.exercises import Plain, Wrong, clean
 
 LIMIT = 1e-3  # of an error; in float32 the solution stays far below, also with large scores
 
@@ -24,8 +24,9 @@ def heads(chance):
     yield "a causal mask, and fewer queries than keys", *tensors(short, long), True, tile
     yield "large scores", *tensors(middle, long, 12.0), False, tile
     q, k, v = tensors(middle, middle, 12.0)
-    # The only score that query 0 sees is -200, below many that it does not see: its weight beside 0 is 0 in float32.
-    q[0] = -200 * head_dim**0.5 * k[0] / (k[0] @ k[0])
+    # The only score that query 0 sees is -20,000: far below those that it does not see, and below what people take for
+    # minus infinity.
+    q[0] = -20_000 * head_dim**0.5 * k[0] / (k[0] @ k[0])
     yield "a causal mask, and large scores", q, k, v, True, tile
 
 
@@ -60,24 +61,36 @@ def judge(function, chance):
 
 
 def above_the_diagonal(function, chance) -> str | None:
-    """None if tiles above the diagonal are left out: NaN in later keys and values must not reach earlier queries."""
+    """None if tiles above the diagonal are left out: keys that no query sees are NaN, and enter no product."""
     import math
 
     import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Products(TorchDispatchMode):
+        """Whether a product has given NaN."""
+
+        unseen = False
+
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            made = operation(*args, **(kwargs or {}))
+            if operation.overloadpacket.__name__ in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "mul"):
+                self.unseen |= bool(made.isnan().any())
+            return made
 
     seeded = torch.Generator().manual_seed(chance.getrandbits(32))
     tile = chance.choice((16, 32))
-    q, k, v = (torch.randn(3 * tile + 5, 6, generator=seeded) for _ in range(3))
-    seen = 2 * tile  # by the first two tiles of queries
-    right = exact(q, k, v, True)[:seen]
+    seen = 2 * tile  # keys, by as many queries
+    q, k, v = (torch.randn(n, 6, generator=seeded) for n in (seen, seen + tile + 5, seen + tile + 5))
     k[seen:], v[seen:] = math.nan, math.nan
-    mine = function(q, k, v, True, tile)[:seen]
-    if (mine.double() - right).abs().max() <= LIMIT:
+    with Products() as products:
+        function(q, k, v, True, tile)
+    if not products.unseen:
         return None
     return (
-        f"The output is right, but with a causal mask your loop also computes tiles above the diagonal. With tile "
-        f"{tile}, the queries before {seen} see no key from {seen} on, and yours read these keys. End the loop over "
-        "keys earlier."
+        f"The output is right, but with a causal mask your loop also computes tiles above the diagonal. With {seen} "
+        f"queries and tile {tile}, no query sees a key from {seen} on, and yours multiplies by these keys or their "
+        "values. End the loop over keys earlier."
     )
 
 
@@ -121,20 +134,7 @@ def difference(mine, right) -> str:
     )
 
 
-EXERCISE = Plain(
-    name="flash_attention",
-    function="flash_attention",
-    hints=(
-        "The inner loop is that of the row, for all queries of the tile at once: maxima and sums are columns "
-        "[query, 1], so that they go with scores [query, key]. Reductions over keys have dim=1 and keepdim=True.",
-        "The scores of a tile are queries @ keys.T / math.sqrt(q.shape[1]). For the mask, make the numbers of this "
-        "tile's queries and keys with torch.arange, and set scores to -math.inf where "
-        "key_index > query_index[:, None].",
-        "After the mask: new_max = torch.maximum(row_max, scores.amax(1, keepdim=True)); weights and correction as in "
-        "the row; row_sum = row_sum * correction + weights.sum(1, keepdim=True); accumulator likewise, plus "
-        "weights @ values. With a causal mask the loop over keys may end at first_query + tile.",
-    ),
-    solution="""
+SOLUTION = """
 def flash_attention(q, k, v, causal, tile):
     o = torch.empty_like(q)
     for first_query in range(0, len(q), tile):
@@ -158,7 +158,22 @@ def flash_attention(q, k, v, causal, tile):
             row_max = new_max
         o[first_query : first_query + tile] = accumulator / row_sum
     return o
-""",
+"""
+
+EXERCISE = Plain(
+    name="flash_attention",
+    function="flash_attention",
+    hints=(
+        "The inner loop is that of the row, for all queries of the tile at once: maxima and sums are columns "
+        "[query, 1], so that they go with scores [query, key]. Reductions over keys have dim=1 and keepdim=True.",
+        "The scores of a tile are queries @ keys.T / math.sqrt(q.shape[1]). For the mask, make the numbers of this "
+        "tile's queries and keys with torch.arange, and set scores to -math.inf where "
+        "key_index > query_index[:, None].",
+        "After the mask: new_max = torch.maximum(row_max, scores.amax(1, keepdim=True)); weights and correction as in "
+        "the row; row_sum = row_sum * correction + weights.sum(1, keepdim=True); accumulator likewise, plus "
+        "weights @ values. With a causal mask the loop over keys may end at first_query + tile.",
+    ),
+    solution=SOLUTION,
     wrong=(
         Wrong(
             "the sum is not rescaled: row_sum is relative to the old maximum, so it must be multiplied by the "
@@ -224,6 +239,22 @@ def flash_attention(q, k, v, causal, tile):
             "tiles above the diagonal",
             old="min(len(k), first_query + tile) if causal else len(k)",
             new="len(k)",
+        ),
+        Wrong(
+            "tiles with a causal mask are left only when their scores are there",
+            "tiles above the diagonal",
+            source=clean(SOLUTION)
+            .replace("min(len(k), first_query + tile) if causal else len(k)", "len(k)")
+            .replace(
+                "            if causal:",
+                "            if causal and first_key > first_query:\n                continue\n            if causal:",
+            ),
+        ),
+        Wrong(
+            "hidden scores are not low enough",
+            "1 of",
+            old="query_index[:, None], -math.inf",
+            new="query_index[:, None], -1e4",
         ),
         Wrong(
             "no end at the last key",

@@ -36,6 +36,8 @@ def judged(function, chance: random.Random) -> str | None:
     for lengths, blocks in cases:
         dealt = function(list(lengths), blocks)
         case = f"Lengths {lengths}, {blocks} blocks: "
+        if not isinstance(dealt, list) or not all(isinstance(tiles, list | tuple) for tiles in dealt):
+            return f"{case}there must be a list of lists of tiles, one for each block. This came: `{dealt!r}`."
         if len(dealt) != blocks:
             return f"{case}there must be {blocks} lists, one for each block, and yours are {len(dealt)}."
         taken = [tile for tiles in dealt for tile in tiles]
@@ -99,6 +101,7 @@ def deal(lengths, blocks):
         Wrong("shortest first", "has most to do", old="-lengths[tile])", new="lengths[tile])"),
         Wrong("lengths in place of numbers", "numbers of tiles", old="append(tile)", new="append(lengths[tile])"),
         Wrong("one list, many times", "one list, many times", old="[[] for _ in range(blocks)]", new="[[]] * blocks"),
+        Wrong("what blocks have to do, not what", "a list of lists", old="return dealt", new="return free"),
         Wrong("tiles are counted, and not their lengths", "has most to do", old="+= lengths[tile]", new="+= 1"),
     ),
     debrief="This is LPT scheduling (longest processing time first). The short tiles come last and fill the gaps, so "

@@ -10,13 +10,13 @@ def right(outputs, lse):
 
 
 def cases(chance):
-    """Three splits of four rows; in later cases a split has no key for a row."""
+    """Three splits of four rows; in later cases a split has no key for a row, and rows differ widely."""
     import torch
 
     for level in (0.0, 3.0, 200.0):  # e to the power of 200 is more than float32 holds
         generator = torch.Generator().manual_seed(chance.getrandbits(32))
         outputs = torch.randn(3, 4, 8, generator=generator)
-        lse = level + 2 * torch.randn(3, 4, generator=generator)
+        lse = level * torch.arange(1, 5) + 2 * torch.randn(3, 4, generator=generator)
         if level:
             lse[1, 2], outputs[1, 2] = float("-inf"), 0.0
         yield outputs, lse
@@ -57,6 +57,7 @@ def merged(outputs, lse):
             source="def merged(outputs, lse):\n    return outputs.mean(0), lse.logsumexp(0)",
         ),
         Wrong("the largest is not taken off, and exp overflows", old="high = lse.amax(0)", new="high = 0 * lse[0]"),
+        Wrong("the largest of all rows is taken off, and exp becomes 0", old="lse.amax(0)", new="lse.amax()"),
         Wrong("the output is not divided by the sum of the weights", old=" / total[:, None]", new=""),
         Wrong("the log-sum-exp is relative to the largest", old="high + torch", new="torch"),
         Wrong("the log-sum-exps are the weights", old="weight = torch.exp(lse - high)", new="weight = lse - high"),

@@ -17,7 +17,6 @@ from dataclasses import asdict
 from functools import cache, partial
 from threading import Thread
 
-from steps.core.attention import training
 from steps.core.launch import untold
 from steps.core.step import Step, target_of
 from steps.measuring.bench import REPETITIONS, Bench
@@ -32,6 +31,8 @@ from tutorial_lib.worker import Ended, one_line
 
 def one_gpu(problem: Problem, device: str, direction: str) -> Step:
     """The step that computes the parts, on one GPU alone with the whole sequence: what speedups are over."""
+    from steps.core.attention import training  # it loads torch.compile, which takes longer than PyTorch
+
     step = getattr(training(problem, device), direction)
     return dataclasses.replace(
         step, name="one_gpu", title=f"one GPU alone, by step {step.name}", number=None, previous=None, fork=False

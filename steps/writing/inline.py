@@ -46,17 +46,21 @@ def inline(
     modules: where each of them comes from. alone: whether no chapter speaks of them; more are written out then.
     """
     functions = dict(functions)
-    while _write_one_out(functions, modules, kept, _suits):
-        continue
-    while alone and _write_one_out(functions, modules, kept, _suits_alone):
-        continue
+    for suits in (_suits, _suits_alone) if alone else (_suits,):
+        in_vain: dict[str, list] = {}
+        while _write_one_out(functions, modules, kept, suits, in_vain):
+            continue
     return functions
 
 
 def _write_one_out(
-    functions: dict[str, cst.FunctionDef], modules: dict[str, str], kept: Collection[str], suits: Callable
+    functions: dict[str, cst.FunctionDef],
+    modules: dict[str, str],
+    kept: Collection[str],
+    suits: Callable,
+    in_vain: dict[str, list],
 ) -> bool:
-    """Writes the first function out that suits; whether there was one."""
+    """Writes the first function out that suits; whether there was one. in_vain: what did not suit, with its callers."""
     reads = {name: uses(tree).loads for name, tree in functions.items()}
     for name, tree in functions.items():
         callers = {caller: found[name] for caller, found in reads.items() if found[name]}
@@ -67,15 +71,18 @@ def _write_one_out(
             continue
         if not all(suits(name, tree, functions[caller], calls) for caller in callers):
             continue
+        about = [tree, *(functions[caller] for caller in callers)]
+        if in_vain.get(name) == about:
+            continue
         apart = suits is _suits
         written = {
             caller: _written_out(name, tree, functions[caller], times, apart) for caller, times in callers.items()
         }
-        before = _length(tree, *(functions[caller] for caller in callers))
-        if all(written.values()) and (apart or before - _length(*written.values()) >= GAIN):
+        if all(written.values()) and (apart or _length(*about) - _length(*written.values()) >= GAIN):
             functions |= written
             del functions[name]
             return True
+        in_vain[name] = about
     return False
 
 

@@ -250,6 +250,31 @@ def test_the_change_is_computed_from_the_code():
     assert "reads as before" in "".join(map(str, Lesson("occupancy").change().parts))
 
 
+def test_a_step_with_a_new_feature_is_compared_with_the_step_before_on_a_problem_without_it():
+    *told, change = Lesson("window").change().parts
+    assert "compared with static_scheduler, which takes no sliding window" in "".join(told)
+    assert "+ def left_edge(" in change.text and "\n- " in change.text
+    assert "def load_key_transposed(" not in change.text  # as before
+
+
+def test_what_a_hole_holds_none_for_is_told_in_its_own_words():
+    found = [get_step(name).key_changes() for name in ("occupancy", "cluster", "wave_priorities")]
+    assert [changes[0].partition(": ")[2].partition(" -> ")[0] for changes in found] == [
+        "left to the compiler",
+        "none",
+        "False",
+    ]
+    assert "stages: none -> 8 waves" in found[2][1] and "tile: by the launch rule -> " in found[1][1]
+
+
+def test_what_a_step_refuses_is_checked_with_a_head_dim_that_it_takes_or_left_out(monkeypatch):
+    monkeypatch.setattr(lessons, "_accuracy", lambda *arguments: ["", "", "yes"])
+    _, rows, left_out = [*Lesson("two_cta_backward").check().parts, ""]
+    assert rows.count("D=256") == rows.count("yes") == 4 and left_out == ""
+    _, rows, left_out = Lesson("split_kv").check().parts
+    assert "S=128 " not in rows and left_out.startswith("Left out: B=1 H=2 S=128 D=64 fp16 causal (made for decoding")
+
+
 def forgets_to_subtract_the_maximum(scores, row_max, scale):
     new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale)
     return ct.exp2(scores * scale), ct.exp2(row_max - new_max), new_max

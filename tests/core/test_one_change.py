@@ -27,7 +27,7 @@ TOGETHER = {
     "balanced_tail": {"pairs", "order"},
     "narrow_values": {"pairs", "output_to", "highest", "sums", "walk", "hold", "takes"},
     "next_softmax_first": {"highest", "pairs", "walk", "order", "sums", "hold", "queries", "generation"},
-    "blackwell_persistent": {"emulated", "roles.stay"},
+    "blackwell_persistent": {"emulated", "roles.scheduler"},
     "wave_priorities": {"stages", "scale_query"},
     "pv_wait_after_max": {"softmax", "sums"},
     "pv_wait_after_softmax": {"softmax", "sums"},

@@ -57,7 +57,7 @@ def test_every_tile_is_dealt_once_and_fairly(problem):
     numbers = sorted(number for tiles in dealt for number in tiles)
     assert numbers == list(range(a_head * problem.heads * problem.batch))
     assert all(dealt) and len(dealt) <= 132
-    shares = order.shares(problem, TILE, 132)["dealt"]
+    shares = order.shares(problem, TILE, 132)["LPT lists"]
     assert max(shares) <= sum(shares) / 132 + max(order.length(problem, TILE, i) for i in range(a_head))
 
 
@@ -106,9 +106,9 @@ def test_only_the_last_section_has_more_heads():
 
 def test_dealing_is_fairer_than_taking_turns_where_lengths_differ():
     shares = order.shares(CAUSAL, TILE, 132)
-    assert sum(shares["dealt"]) == sum(shares["by number, in turn"])
-    assert max(shares["dealt"]) < 1.01 * sum(shares["dealt"]) / 132
-    assert max(shares["by number, in turn"]) > max(shares["dealt"])
+    assert sum(shares["LPT lists"]) == sum(shares["by number, in turn"])
+    assert max(shares["LPT lists"]) < 1.01 * sum(shares["LPT lists"]) / 132
+    assert max(shares["by number, in turn"]) > max(shares["LPT lists"])
 
 
 def test_the_longest_tiles_of_a_section_come_first():
