@@ -471,7 +471,7 @@ def test_vmap_is_a_call_for_each(asked, sinks, over_sinks):
 
 
 def test_torch_func_inside_a_compiled_program_is_refused_by_name_or_right():
-    """PyTorch 2.11 (``results/versions.md``) tells of an error of its own, whether the program may be given up or not."""
+    """PyTorch 2.11 (``results/versions.md``) tells of an error of its own, also where it may give the program up."""
     q, k, v = inputs((1, 2, 1, 40, 40, 32, 16), torch.float16, None)
     gradient = torch.func.grad(lambda q: steps.attention(q, k, v, causal=True, window=9).float().sum())
     older = torch.__version__.startswith("2.11.")
