@@ -212,6 +212,21 @@ def test_kernels_of_a_call_are_launched_together_on_memory_of_its_own(cuda, monk
     assert told[4][2][:2] == [0x1000, 0x3000]
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["as compiled programs do", "in another PyTorch"])
+def test_a_place_is_contiguous_whatever_it_is_like(known, monkeypatch):
+    import torch
+    from torch._C._dynamo import guards
+
+    if not known:
+        monkeypatch.delattr(guards, "_empty_strided_cpu")
+    for x in (torch.ones(2, 3, 4, 8).half().transpose(1, 2), torch.ones(3), torch.ones(1, 5, 1).expand(4, 5, 1)):
+        for dtype in (None, torch.bfloat16):
+            place = driver.places_like(x, dtype)
+            first, second = place(), place()
+            assert first.is_contiguous() and first.shape == x.shape and first.dtype == (dtype or x.dtype)
+            assert first.data_ptr() != second.data_ptr() and not first.requires_grad
+
+
 def test_a_call_in_another_stream_is_another(cuda, monkeypatch):
     import torch
 
