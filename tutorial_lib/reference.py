@@ -249,9 +249,14 @@ def sdpa_gradients(
 
 def sdpa(q, k, v, causal: bool, scale: float):
     """PyTorch's own attention, its choice of backend; scale must not be negative."""
+    return ready_sdpa(q, k, causal, scale)(q, k, v)
+
+
+def ready_sdpa(q, k, causal: bool, scale: float) -> Callable:
+    """``sdpa`` of (q, k, v) for tensors of these shapes."""
     from torch.nn.functional import scaled_dot_product_attention
 
-    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, **_grouped(q, k))
+    return partial(scaled_dot_product_attention, is_causal=causal, scale=scale, **_grouped(q, k))
 
 
 def _grouped(q, k) -> dict[str, bool]:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import ClassVar, Literal
 
 import cuda.tile as ct
@@ -141,7 +141,7 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
 
         device, scale = tensors[0].device, problem.effective_scale
         step = self.configured(problem, target_of(device))
-        place = partial(torch.empty_like, memory_format=torch.contiguous_format)
+        own = [driver.places_like(x) for x in tensors[:3]]
 
         def scaled_last(*tensors) -> tuple:
             return *tensors, scale
@@ -168,7 +168,7 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
         run = launcher(parts, device, lambda: (line(), line()) if step.prepared else (line(),))
 
         def launch(q, k, v, o, lse, do, out):
-            gradients = out or (place(q), place(k), place(v))
+            gradients = out or tuple(place() for place in own)
             sums = (torch.zeros_like(q, dtype=torch.float32, memory_format=torch.contiguous_format),) if added else ()
             run(q, k, v, o, lse, do, *gradients, *sums)
             return gradients

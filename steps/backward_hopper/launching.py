@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
+from steps.core.driver import places_like
 from steps.core.fused import FusedStep
 from steps.core.gradients import GradientStep
 from steps.gluon.tensors import contiguous_copy
@@ -32,8 +32,6 @@ class TmaGradients(GradientStep, FusedStep):
 
     def make_kernel_ready(self, kernel, problem: Problem, tensors, out, *constants):
         """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take."""
-        import torch
-
         fits = [describable(x) for x in (*tensors[:4], tensors[5])]
         into = [out is not None and describable(x) for x in (out or ())] or [False] * 3
 
@@ -41,24 +39,24 @@ class TmaGradients(GradientStep, FusedStep):
             """The tensors as TMA takes them, or copies."""
             return [x if fit else contiguous_copy(x) for x, fit in zip((q, k, v, o, do), fits, strict=True)]
 
-        place = partial(torch.empty_like, memory_format=torch.contiguous_format)
+        place_q, place_k, place_v = own = [places_like(x) for x in tensors[:3]]
 
-        def places(q, k, v, out):
+        def places(out):
             """Where dQ, dK and dV are written."""
-            return [out[n] if into[n] else place(x) for n, x in enumerate((q, k, v))]
+            return [out[n] if into[n] else place() for n, place in enumerate(own)]
 
         q, k, v, o, do = fitted(*tensors[:4], tensors[5])
-        run = self.kernels_ready(kernel, constants, problem, (q, k, v, o, tensors[4], do, *places(q, k, v, out)))
+        run = self.kernels_ready(kernel, constants, problem, (q, k, v, o, tensors[4], do, *places(out)))
         as_they_are = all(fits)
 
         def launch(q, k, v, o, lse, do, out):
             if not as_they_are:
                 q, k, v, o, do = fitted(q, k, v, o, do)
             if out is None:
-                dq, dk, dv = place(q), place(k), place(v)
+                dq, dk, dv = place_q(), place_k(), place_v()
                 run(q, k, v, o, lse, do, dq, dk, dv)
                 return dq, dk, dv
-            made = places(q, k, v, out)
+            made = places(out)
             run(q, k, v, o, lse, do, *made)
             return tuple(given if given is x else given.copy_(x) for given, x in zip(out, made, strict=True))
 

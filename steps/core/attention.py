@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from steps.core.alike import aligned, like, never
 from steps.core.asked import CU_SEQLENS, Asked, asked_of, check_sizes, for_steps, has_more, problem_of, refuse, scoring
 from steps.core.choice import best
+from steps.core.driver import ALIGNED
 from steps.core.ladder import get_step
 from steps.core.launch import KEPT, Launch, Launches, kind_of
 from steps.core.problems import standard
@@ -41,6 +42,7 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.packing import as_batch, as_packed
 from tutorial_lib.problem import Problem, check_window, flag, number, positive
 
+is_compiling = torch.compiler.is_compiling
 BLOCKWISE = object()  # in a step's place: ``tutorial_lib.blockwise``
 modes, transformed = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active  # of torch.func
 _must_repeat = torch._C._get_deterministic_algorithms  # whether the same call must give the same bits
@@ -111,13 +113,16 @@ def attention(
         return _with_more(q, k, v, asked, flag("return_lse", return_lse))
     if window is not None:
         check_window(window, causal)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return _in_graph(q, k, v, Asked(causal, scale, window))
     if modes() or transformed() or forward_ad._current_level >= 0:  # ``watched``, for less of the host
         return _watched(q, k, v, Asked(causal, scale, window))
     last, called = _launches.last, (causal, scale, window, _must_repeat())
     try:
-        known = last is not None and last.called == called and last.is_like(q, k, v) and aligned(q, k, v)
+        known = last is not None and last.called == called and last.is_like(q, k, v)
+        if known:  # and ``aligned``, for less of the host
+            a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
+            known = a and b and c and not (a | b | c) % ALIGNED
         if not known:
             with_graph = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
             kind = _kind(q, k, v, Asked(causal, scale, window), False, with_graph)
@@ -273,6 +278,8 @@ def _without_graph(q, k, v, asked: Asked, return_lse: bool) -> Launch:
             o, lse = _by_blocks(blockwise.forward, q, k, v, Asked(*numbers, **dict(zip(names, tensors))))
             return (o, lse) if return_lse else o
 
+    elif step.backend == "torch" and not names and asked.window is None:
+        launch = _left_to_pytorch(q, k, *numbers[:2])
     elif names:
 
         @torch.no_grad()
@@ -289,8 +296,8 @@ def _without_graph(q, k, v, asked: Asked, return_lse: bool) -> Launch:
         return launched(*given).contiguous()
 
     launched = from_contiguous if far else launch
-    pytorchs = step is not BLOCKWISE and step.backend == "torch"  # its output may lie otherwise
-    return contiguous if pytorchs else launched
+    masked = step is not BLOCKWISE and step.backend == "torch" and (names or asked.window)
+    return contiguous if masked else launched  # as what PyTorch returns of a mask may lie otherwise
 
 
 def _step_for(q, k, v, asked: Asked, return_lse: bool) -> Step | object:
@@ -421,6 +428,19 @@ def _trained(q, k, v, asked: Asked, repeats: bool) -> bool:
     if has_more(asked) or q.shape[-1] != v.shape[-1]:
         return False
     return trains(_a_number(q.shape[3]), str(q.dtype), q.device, asked.causal, repeats)
+
+
+def _left_to_pytorch(q, k, causal: bool, scale: float | None) -> Launch:
+    """``launch(q, k, v, None)`` is ``_by_pytorch`` for tensors of these shapes, for less of the host."""
+    sign, positive_scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
+    own, autocast = reference.ready_sdpa(q, k, causal, positive_scale), torch._C._is_any_autocast_enabled
+
+    def launch(q, k, v, _):
+        if sign != 1 or autocast():
+            return _by_pytorch(q, k, v, causal, scale)
+        return own(q, k, v).contiguous()
+
+    return launch
 
 
 def _by_pytorch(q, k, v, causal: bool, scale: float | None):

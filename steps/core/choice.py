@@ -16,6 +16,7 @@ from steps.core.cost import HEARD, Model, apart
 from steps.core.ladder import get_step, line
 from steps.core.recorded import recorded_runs
 from steps.core.step import Step, Unsupported, target_of
+from tutorial_lib import timing
 from tutorial_lib.architectures import ARCHITECTURES
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
@@ -33,6 +34,7 @@ class Choice:
     """step: the one to use; why: one line on what that stands on; record: that of the step which is nearest.
 
     of_baseline: how many times as fast as PyTorch's own attention the step was, or is expected to be; None: not known.
+    Where both are level by our verdict, it is not below 1 if the step was measured, or if the host's time decides.
     """
 
     step: Step
@@ -144,11 +146,27 @@ def _as_modelled(
     ratio = None if baseline.unsupported(problem, arch) else model.of_baseline(problem)
     seconds, step = known[name].seconds, get_step(name)
     compared = f", {ratio:.2f} times as fast as PyTorch's attention" if ratio else ""
+    if ratio and ratio < 1 and _host_decides(ratio, seconds, problem, runs, (name, baseline.name)):
+        compared, ratio = f"{compared}; but the host needs longer than the GPU, and less for a call of this step", 1.0
     why = (
         f"Not measured: {problem.describe()} on {arch}. By a model of {len(runs)} records {step.label} is the fastest "
         f"of the steps. It should take {1000 * seconds:.3g} ms{compared}. Its nearest record: {provenance(record)}."
     )
     return Choice(step, why, record, ratio)
+
+
+def _host_decides(ratio: float, seconds: float, problem: Problem, runs: list[Run], names: tuple[str, str]) -> bool:
+    """Whether the GPU takes as long for both, by our verdict, and is done before the host has called either.
+
+    ratio: how many times as fast the first of ``names`` is on the GPU. seconds: that it takes there. The nearest record
+    that tells says how long the host needs, which must be less for the first.
+    """
+    if timing.verdict(timing.Spread(ratio, ratio, ratio)) != "same":
+        return False
+    told = sorted(runs, key=lambda run: apart(problem, run.the_problem()))
+    both = ([m and m.host_us for m in map(run.measurement, names)] for run in told)
+    ours, its = next(filter(all, both), (0.0, 0.0))
+    return 1e6 * seconds < ours < its
 
 
 def _timed(run: Run, name: str) -> bool:

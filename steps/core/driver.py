@@ -405,15 +405,22 @@ def parameter_sizes(ptx: str) -> list[int]:
     return [int(bits) // 8 * int(count or 1) for bits, count in found]
 
 
-def places_like(x) -> Callable:
-    """``place()`` is a new contiguous tensor of x's shape, dtype and device, for less of the host than ``torch.empty``.
+def places_like(x, dtype=None) -> Callable:
+    """``place()`` is a new contiguous tensor of x's shape, for less of the host than ``torch.empty``.
 
-    x itself is not kept.
+    dtype None: x's. It is on x's device, which must be the current one. PyTorch's own compiled programs allocate so;
+    where a version of PyTorch does not, it is ``torch.empty``. x itself is not kept.
     """
     import torch
 
-    like = torch.empty(1, dtype=x.dtype, device=x.device).expand(x.shape)
-    return partial(torch.empty_like, like, memory_format=torch.contiguous_format)
+    shape, dtype = tuple(x.shape), dtype or x.dtype
+    try:
+        from torch._C._dynamo import guards
+
+        strides = torch.empty(shape, device="meta").stride()
+        return partial(getattr(guards, f"_empty_strided_{x.device.type}"), shape, strides, dtype)
+    except (ImportError, AttributeError):
+        return partial(torch.empty, shape, dtype=dtype, device=x.device)
 
 
 @contextmanager

@@ -69,6 +69,8 @@ def _written_out(name: str, x):
         x = x.as_subclass(torch.Tensor)
     if x._is_zerotensor():
         x = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel() and not x.data_ptr():
+        raise ValueError(f"{name} must be a tensor with memory of its own, got one whose memory was given back")
     return x.resolve_conj().resolve_neg()
 
 

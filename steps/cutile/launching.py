@@ -50,8 +50,8 @@ def launcher(parts: Sequence[Part], device, scratch: Callable[[], tuple] = tuple
             arguments = part.arguments(*part.of(tensors))
             _launch(part, arguments, stream_of()) if on_gpu else _interpret(part, arguments)
 
-    def by_the_driver(tensors) -> Callable[..., None]:
-        pieces, captured = scratch(), []
+    def by_the_driver(tensors, pieces) -> Callable[..., None]:
+        captured = []
         for part in parts:
             given = part.of((*tensors, *pieces))
             kernel = driver.Captured(partial(_launch, part, part.arguments(*given)), given, device)
@@ -62,9 +62,10 @@ def launcher(parts: Sequence[Part], device, scratch: Callable[[], tuple] = tuple
         nonlocal ready
         if ready is None:
             with MAKING_READY:
+                pieces = scratch()
                 try:
-                    ready = by_the_driver(tensors)
-                except (driver.OtherParameters, AttributeError):  # another cuTile, or an older driver
+                    ready = by_the_driver(tensors, pieces)
+                except (driver.OtherParameters, AttributeError, RuntimeError):  # another cuTile, or no graphs here
                     ready = one_by_one
         ready(*tensors)
 

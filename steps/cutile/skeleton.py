@@ -6,11 +6,12 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import cuda.tile as ct
 from cuda.tile.compilation import ArrayConstraint, CallingConvention, KernelSignature, ScalarConstraint, TupleConstraint
 
+from steps.core.driver import places_like
 from steps.core.fused import FusedStep, InCuTile, grid, hole, tiles_visited
 from steps.core.launch import empty_lse
 from steps.core.order import NATURAL, Order
@@ -188,8 +189,6 @@ class CuTileStep(InCuTile, FusedStep):
 
         With inputs in fp8 the launch takes the scales of q, k and v behind out.
         """
-        import torch
-
         variant = self.variant(problem, target_of(q.device))
         launched, tile = self.launched(problem, variant)
         blocks, lists = grid(launched, tile), ()
@@ -197,7 +196,7 @@ class CuTileStep(InCuTile, FusedStep):
             number, order = self.order.blocks(launched, tile, q.device, self.occupancy or 1)
             blocks, lists = (number, 1, 1), order[: variant.lists]
         sign, scale = positive(problem.effective_scale)
-        empty = partial(torch.empty, q.shape, dtype=dtype or q.dtype, device=q.device)
+        place, lse_place = places_like(q, dtype), return_lse and places_like(empty_lse(q))
         heads = (problem.kv_heads, problem.group_size)
         outputs, beside = 1 + return_lse, 1 if problem.sinks else 3 if problem.fp8 else 0
 
@@ -215,8 +214,8 @@ class CuTileStep(InCuTile, FusedStep):
         run = launcher([Part(blocks, function, self.hints, arguments)], q.device)
 
         def launch(q, k, v, out, *more):
-            o = empty() if out is None else out
-            written = (o, empty_lse(q)) if return_lse else (o,)
+            o = place() if out is None else out
+            written = (o, lse_place()) if lse_place else (o,)
             begins, factors = more[: len(more) - beside], more[len(more) - beside :]
             run(q if sign == 1 else q * sign, k, v, *written, *factors, *lists, *begins)
             return written if return_lse else o

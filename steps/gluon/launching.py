@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
+from steps.core.driver import places_like
 from steps.core.fused import FusedStep, grid, tiles_visited, too_long_to_simulate
 from steps.core.launch import empty_lse, gluon_launcher
 from steps.core.step import target_of
@@ -75,7 +75,8 @@ class PointerStep(FusedStep):
 
         variant = self.variant(problem, self._launched_for(q.device))
         sign, scale = positive(problem.effective_scale)
-        empty = partial(torch.empty, q.shape, dtype=q.dtype, device=q.device)
+        written = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+        place, lse_place = places_like(written), lse is not None and places_like(lse)
 
         def fit(q, k, v):
             """The tensors as the kernel takes them, or copies."""
@@ -84,21 +85,21 @@ class PointerStep(FusedStep):
 
         fitted = fit(q, k, v)
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
-        passed = (*arguments(*fitted, empty() if out is None else out, problem, scale), *constants)
-        moving, with_lse = (0, 1, 2, 3), lse is not None
-        if with_lse:
+        passed = (*arguments(*fitted, written, problem, scale), *constants)
+        moving = (0, 1, 2, 3)
+        if lse_place:
             moving, passed = (*moving, len(passed)), (*passed, lse)
         warps, blocks = self.number_of_warps(variant), self.blocks(problem, variant)
         run = gluon_launcher(kernel, blocks, passed, warps, q.device, moving, self.made_for)
 
         def launch(q, k, v, out):
-            o = empty() if out is None else out
+            o = place() if out is None else out
             if not as_they_are:
                 q, k, v = fit(q, k, v)
-            if not with_lse:
+            if not lse_place:
                 run(q, k, v, o)
                 return o
-            lse = empty_lse(q)
+            lse = lse_place()
             run(q, k, v, o, lse)
             return o, lse
 

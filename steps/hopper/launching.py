@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 from steps.core.driver import places_like
 from steps.core.fused import FusedStep, grid, tiles_visited, too_long_to_simulate
@@ -82,12 +81,6 @@ class TmaStep(FusedStep):
 
         variant = self.variant(problem)
         sign, scale = positive(problem.effective_scale)
-        empty = partial(torch.empty_like, memory_format=torch.contiguous_format)
-        if problem.head_dim_v:
-
-            def empty(q):
-                return q.new_empty(*q.shape[:3], problem.head_dim_v)
-
         into_out = out is not None and describable(out)
 
         def fit(q, k, v):
@@ -98,7 +91,8 @@ class TmaStep(FusedStep):
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
         how = self.order_for(problem)
         blocks, order = how.blocks(problem, variant.tile, q.device, together=variant.neighbours)
-        passed = arguments(*fitted, out if into_out else empty(q), problem, scale, order, variant)
+        written = out if into_out else torch.empty(*q.shape[:3], problem.value_dim, dtype=q.dtype, device=q.device)
+        passed, place = arguments(*fitted, written, problem, scale, order, variant), places_like(written)
         begins, sinks = (), ()
         if problem.lengths is not None:
             begins = (torch.zeros(len(problem.lengths) + 1, dtype=torch.int32, device=q.device),) * 2
@@ -123,14 +117,14 @@ class TmaStep(FusedStep):
 
         def plainly(q, k, v, _):
             """``launch`` where nothing but these is passed, for less of the host."""
-            o = empty(q)
+            o = place()
             run(q, k, v, o)
             return o
 
         def launch(q, k, v, out, *more):
             if not as_they_are:
                 q, k, v = fit(q, k, v)
-            o = out if into_out else empty(q)
+            o = out if into_out else place()
             if not lse_place:
                 run(q, k, v, o, *own(), *more)
                 return o if out is None or o is out else out.copy_(o)

@@ -471,13 +471,18 @@ def test_vmap_is_a_call_for_each(asked, sinks, over_sinks):
 
 
 def test_torch_func_inside_a_compiled_program_is_refused_by_name_or_right():
+    """PyTorch 2.11 (``results/versions.md``) tells of an error of its own, also where it may give the program up."""
     q, k, v = inputs((1, 2, 1, 40, 40, 32, 16), torch.float16, None)
     gradient = torch.func.grad(lambda q: steps.attention(q, k, v, causal=True, window=9).float().sum())
-    torch.compiler.reset()
-    with pytest.raises(Exception, match="sinks and return_lse must be left out where"):
-        torch.compile(gradient, backend="eager", fullgraph=True)(q)
-    torch.compiler.reset()
-    torch.testing.assert_close(torch.compile(gradient, backend="eager")(q), gradient(q))  # which gives it up
+    older = torch.__version__.startswith("2.11.")
+    told = "autograd.Function with functorch transforms" if older else "sinks and return_lse must be left out where"
+    for whole in (True, False) if older else (True,):
+        torch.compiler.reset()
+        with pytest.raises(Exception, match=told):
+            torch.compile(gradient, backend="eager", fullgraph=whole)(q)
+    if not older:
+        torch.compiler.reset()
+        torch.testing.assert_close(torch.compile(gradient, backend="eager")(q), gradient(q))  # which gives it up
 
 
 def test_gradients_of_gradients_are_refused_by_name():
@@ -677,16 +682,19 @@ def test_large_and_small_soft_caps_lose_no_digits(softcap):
 
 
 def test_keys_of_minus_infinity_are_hidden_and_a_sink_saves_a_row_of_them():
+    """The log-sum-exp of such a row is its sink, but for a few roundings: kernels take it to base 2 and back."""
     q, k, v, sinks = inputs((1, 2, 2, 40, 40, 32, 32), torch.bfloat16, torch.float32)
     q = torch.ones_like(q)
     k[:, :, :20, 0] = float("-inf")
-    o = steps.attention(q, k, v, sinks=sinks)
-    assert_near(o, exact(q.double(), k.double(), v.double(), sinks=sinks.double())[0], o.dtype, "o")
-    o, lse = steps.attention(q, k, v, causal=True, sinks=sinks, return_lse=True)
-    assert (o[:, :, :20] == 0).all() and torch.equal(lse[0, :, 0], sinks)
-    assert steps.attention(q, k, v, causal=True, softcap=None, return_lse=True)[0][:, :, :20].isnan().all()
-    off = torch.full_like(sinks, float("-inf"))
-    torch.testing.assert_close(steps.attention(q, k, v, sinks=off), steps.attention(q, k, v), rtol=1e-2, atol=1e-2)
+    given, asked = [x.double() for x in (q, k, v)], {"causal": True, "return_lse": True}
+    assert_near(steps.attention(q, k, v, sinks=sinks), exact(*given, sinks=sinks.double())[0], q.dtype, "o")
+    o, lse = steps.attention(q, k, v, sinks=sinks, **asked)
+    assert_near(o[:, :, :20], torch.zeros_like(given[0][:, :, :20]), torch.float32, "o of rows that see nothing")
+    assert_near(lse[:, :, :20], sinks.double()[:, None].expand(1, 2, 20), torch.float32, "lse of the same")
+    nothing = steps.attention(q, k, v, **asked)[0][:, :, :20]
+    assert nothing.isnan().all(), f"{nothing.isfinite().sum()} of {nothing.numel()} numbers of no weights are some"
+    for off in (None, torch.full_like(sinks, float("-inf"))):
+        assert_near(steps.attention(q, k, v, sinks=off), exact(*given)[0], q.dtype, f"o with sinks {off}")
 
 
 # --- memory ---

@@ -102,6 +102,29 @@ def test_what_was_not_measured_is_answered_by_the_model():
 
 
 @pytest.mark.parametrize(
+    ("length", "ratio", "host_us", "ours"),
+    [
+        (64, 0.985, (20.0, 60.0), True),
+        (64, 0.975, (20.0, 60.0), False),  # slower on the GPU, by our verdict
+        (64, 0.985, (60.0, 20.0), False),  # and slower on the host
+        (64, 0.985, (None, 60.0), False),  # nobody knows
+        (3000, 0.985, (20.0, 60.0), False),  # the host is done before the GPU
+        (3000, 1.001, (60.0, 20.0), True),
+    ],
+)
+def test_where_the_gpu_takes_as_long_for_both_the_host_decides(length, ratio, host_us, ours, monkeypatch):
+    """What it needs for a call of ours and of PyTorch's, as the records have it."""
+    small, runs = dataclasses.replace(H100, batch=1, heads=1, kv_heads=1, seq_len_q=length, seq_len_kv=length), []
+    monkeypatch.setattr(Model, "of_baseline", lambda self, problem: ratio)
+    for run in WHOLE:
+        timed = [m.model_copy(update={"host_us": host_us[m.name == "sdpa"]}) for m in run.steps]
+        runs.append(run.model_copy(update={"steps": timed, "inside": []}))
+    choice = best(small, "sm_90", runs)
+    assert choice.beats_sdpa("sm_90") is ours and f"{ratio:.2f} times as fast" in choice.why
+    assert ("but the host needs longer" in choice.why) is (ours and ratio < 1)
+
+
+@pytest.mark.parametrize(
     "more",
     [{"window": 4096}, {"lengths": (4096,) * 2, "batch": 1, "seq_len_q": 8192, "seq_len_kv": 8192}],
     ids=lambda more: next(iter(more)),

@@ -11,6 +11,7 @@ import triton
 from steps import get_step
 from steps.core import driver
 from steps.core.ladder import kernels_of
+from steps.cutile import launching
 from tests.distinct import distinct, first_and_last, named
 from tests.selection import sampled
 from tests.shapes import problem
@@ -211,6 +212,21 @@ def test_kernels_of_a_call_are_launched_together_on_memory_of_its_own(cuda, monk
     assert told[4][2][:2] == [0x1000, 0x3000]
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["as compiled programs do", "in another PyTorch"])
+def test_a_place_is_contiguous_whatever_it_is_like(known, monkeypatch):
+    import torch
+    from torch._C._dynamo import guards
+
+    if not known:
+        monkeypatch.delattr(guards, "_empty_strided_cpu")
+    for x in (torch.ones(2, 3, 4, 8).half().transpose(1, 2), torch.ones(3), torch.ones(1, 5, 1).expand(4, 5, 1)):
+        for dtype in (None, torch.bfloat16):
+            place = driver.places_like(x, dtype)
+            first, second = place(), place()
+            assert first.is_contiguous() and first.shape == x.shape and first.dtype == (dtype or x.dtype)
+            assert first.data_ptr() != second.data_ptr() and not first.requires_grad
+
+
 def test_a_call_in_another_stream_is_another(cuda, monkeypatch):
     import torch
 
@@ -366,3 +382,33 @@ def test_a_captured_launch_is_repeated_for_tensors_elsewhere(monkeypatch):
 def test_what_is_launched_in_another_way_is_not_captured(places, how, told, monkeypatch):
     with pytest.raises(driver.OtherParameters, match=told):
         captured(monkeypatch, [*array(0x1000), *array(0x2000)], places, **how)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    ["cuThreadExchangeStreamCaptureMode", "cuStreamCreate", "cuStreamBeginCapture_v2", "cuGraphGetNodes", None],
+)
+def test_where_no_graph_is_captured_cutile_launches_by_itself(refused, monkeypatch):
+    """Whatever the driver refuses, or cuTile (None) while its launch is captured, in stream 5: a call is computed."""
+    import torch
+
+    fake, launched = FakeGraphs([]), []
+    if refused:
+        monkeypatch.setattr(fake, refused, lambda *_: 900)
+
+    def launch(part, arguments, stream):
+        if stream == 5:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        launched.append((*arguments, stream))
+
+    monkeypatch.setattr(driver, "cuda", lambda: fake)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: None)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    monkeypatch.setattr(launching, "target_of", lambda device: "sm_90")
+    monkeypatch.setattr(launching, "_launch", launch)
+    run = launching.launcher([launching.Part((1, 1, 1), None, None, lambda *given: given)], SimpleNamespace(index=0))
+    for _ in range(2):
+        given = tensors(0x1000, 0x2000)
+        run(*given)
+        assert launched == [(*given, 7)] and not fake.open
+        launched.clear()

@@ -155,6 +155,12 @@ def test_gradients_of_numbers_that_are_not_in_memory_as_they_are(name):
         assert all(map(torch.equal, get_step(name).gradients(*there), expected))
 
 
+def given_back(x):
+    """As sharded training does with parameters that are not in use."""
+    x.untyped_storage().resize_(0)
+    return x
+
+
 REFUSED = {
     "meta": (lambda x: x.to("meta"), "q must be on a CUDA device or the CPU, got a tensor on meta"),
     "sparse": (lambda x: x.to_sparse(), "q must be a dense tensor, got layout torch.sparse_coo"),
@@ -164,6 +170,7 @@ REFUSED = {
     "nothing": (lambda x: None, "q must be a torch.Tensor, got NoneType"),
     "no queries": (lambda x: x[:, :, :0], "seq_len_q must be a whole number of at least 1, got 0"),
     "an array": (lambda x: x.cpu().numpy(), "q must be a torch.Tensor, got ndarray"),
+    "given back": (given_back, "q must be a tensor with memory of its own, got one whose memory was given back"),
     "masked": (
         lambda x: torch.masked.masked_tensor(x, x > 0),
         "q must be a tensor (that takes new operators|with memory of its own), got a MaskedTensor",
