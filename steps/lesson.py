@@ -137,9 +137,9 @@ class Lesson:
 
     def barriers(self) -> Page:
         """The kernel's barriers, as the simulator sees one block use them: who arrives how often, and who waits."""
-        from steps.exporting.tables import backward_notes, barrier_rows, forward_notes
+        from steps.exporting.tables import backward_notes, barrier_rows, forward_notes, fp8_notes
 
-        notes = backward_notes if self.step.direction == "backward" else forward_notes
+        notes = {"backward": backward_notes, "fp8": fp8_notes}.get(self.step.direction, forward_notes)
         headers, *rows = barrier_rows(notes(self.step, self.problem))
         told = (
             f"The barriers of step {self.step.label}. A role has the name of its function, and a number. What TMA "

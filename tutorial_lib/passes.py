@@ -480,7 +480,8 @@ class Quantized(Forward):
 
         asked = *inputs[:3], inputs[3:], problem.causal, problem.scale
         rows = torch.linspace(0, problem.seq_len_q - 1, min(ROWS, problem.seq_len_q), device=inputs[0].device).long()
-        in_tensor_cores = tensor_cores.product if problem.fp8 else reference.in_float32  # which products of 16 bits are
+        lossy = problem.fp8 and tensor_cores.lossy_on(inputs[0].device)  # products of 16 bits are not
+        in_tensor_cores = tensor_cores.product if lossy else reference.in_float32
         found = [
             reference.fp8_attention(*asked, multiply=(in_tensor_cores, of_values), rows=rows)
             for of_values in (reference.in_float32, in_tensor_cores)
