@@ -353,6 +353,10 @@ def direction_of(options: argparse.Namespace) -> str:
     from steps.core.grids import GRIDS
 
     pages = GRIDS[options.grid].problems[0].page_size if options.grid else options.page_size
+    if options.grid and GRIDS[options.grid].direction == "fp8":
+        if options.direction == "backward":
+            raise BadRequest("argument --grid: goes without --direction backward")
+        return "fp8"
     if in_fp8 := [dtype for dtype in options.dtype if dtype in IN_8_BITS]:
         if len({*options.dtype}) > 1 or options.direction == "backward" or pages:
             raise BadRequest(

@@ -1,8 +1,10 @@
 """Where errors of fp8 come from, as chapter 300 shows it: long rows, outliers, and those of records."""
 
+import math
+
 import pytest
 
-from steps import get_step
+from steps import get_step, summary
 from steps.core.recorded import recorded_runs
 from steps.fp8 import errors
 from tutorial_lib.files import RESULTS
@@ -37,6 +39,18 @@ def test_outliers_cost_less_behind_a_rotation_and_finer_scales_save_little():
 def test_e5m2_costs_twice_as_much_as_e4m3():
     for times in (1, 10):
         assert 1.7 < mean(times, scale_of_heads, False, E5M2) / mean(times, scale_of_heads) < 2.3
+
+
+def test_records_are_set_beside_the_peer(monkeypatch):
+    """In the geometric mean; who has no record of the peer says so."""
+    runs = [run for run in recorded_runs(RESULTS, "fp8") if run.measurement("flash_attn_3")]
+    monkeypatch.setattr(summary, "recorded_grid", lambda _: runs)
+    ratios = [run.speedup(run.by_speed()[0], run.measurement("flash_attn_3")).median for run in runs]
+    told, shown = summary.beside("flash_attn_3", "fp8").parts
+    assert f"Recorded are {len(runs)} of 30" in told and f"{math.prod(ratios) ** (1 / len(ratios)):.2f} times" in told
+    assert f"{ratios[0]:.2f}× {runs[0].by_speed()[0].label.split()[0]} |" in shown
+    [nothing] = summary.beside("flash_attn_9", "fp8").parts
+    assert nothing == "No record of this grid holds flash_attn_9."
 
 
 def test_in_records_no_error_is_above_the_peers():
