@@ -162,7 +162,7 @@ class Fp8Step(QuantizedStep, FusedStep):
                 problem.kv_heads,
                 value.shape[3],
                 problem.head_dim,
-                variant,
+                transpose.Constants(variant.head_dim, variant.values.order),
             )
             turn = launcher(transpose.transpose, turned, passed, transpose.WARPS.value, moving=(0, 2))
             make_value = places_like(value)

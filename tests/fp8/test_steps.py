@@ -141,13 +141,14 @@ def test_any_strides_and_outputs(step):
 def test_v_is_transposed_with_zeros_behind_its_end():
     """The kernel of step permuted_keys alone: its order of keys, and padding that no weight turns into NaN."""
     from steps.core.launch import gluon_launcher
-    from steps.fp8.transpose import WARPS, transpose
+    from steps.fp8.transpose import WARPS, Constants, transpose
 
     v = torch.randn(2, 3, 150, 80).to(torch.float8_e4m3fn)
     for name in ("pv_fp8", "permuted_keys"):
-        variant = get_step(name).variant(problem(heads=3, head_dim=80, seq_len_kv=150))
+        step = get_step(name)
+        constants = Constants(step.variant(problem(heads=3, head_dim=80, seq_len_kv=150)).head_dim, step.values.order)
         out = torch.full((2, 3, 80, 160), float("nan")).to(v.dtype)
-        passed = (v, v.stride(), out, 150, 3, 160, 80, variant)
+        passed = (v, v.stride(), out, 150, 3, 160, 80, constants)
         blocks = (-(-160 // KEYS.value), 3, 2)
         gluon_launcher(transpose, blocks, passed, WARPS.value, v.device, moving=(0, 2))(v, out)
         keys = torch.arange(160)
