@@ -1,5 +1,7 @@
 """Quantisers to e4m3, and attention in float32 of what they give."""
 
+import math
+
 import pytest
 import torch
 
@@ -132,6 +134,15 @@ def test_attention_in_fp8_is_attention_but_for_the_rounding_of_weights(causal):
     alone = tuple(x[:, :, :1] for x in exact)  # one key has all the weight, and 1 is a number of e4m3
     found = reference.fp8_attention(*(x[:, :, :1] for x in inputs[:3]), inputs[3:], causal, 0.3)
     torch.testing.assert_close(found.double(), reference.attention_float64(*alone, causal, 0.3))
+
+
+def test_weights_are_rounded_to_e4m3_also_where_inputs_are_in_e5m2():
+    """0.8125 is a number of e4m3, and e5m2 has 0.75 and 0.875 about it."""
+    q, k, v = torch.ones(1, 1, 1, 16), torch.zeros(1, 1, 2, 16), torch.zeros(1, 1, 2, 16)
+    k[..., 1, 0], v[..., 1, :], one = -1.0, 1.0, torch.ones(1, 1)
+    tensors = [x.to(torch.float8_e5m2) for x in (q, k, v)]
+    found = reference.fp8_attention(*tensors, (one,) * 3, False, -math.log(0.8125))
+    torch.testing.assert_close(found, torch.full_like(found, 0.8125 / 1.8125))
 
 
 def test_an_offset_saves_the_small_weights():
