@@ -137,9 +137,9 @@ class Lesson:
 
     def barriers(self) -> Page:
         """The kernel's barriers, as the simulator sees one block use them: who arrives how often, and who waits."""
-        from steps.exporting.tables import backward_notes, barrier_rows, forward_notes
+        from steps.exporting.tables import backward_notes, barrier_rows, forward_notes, fp8_notes
 
-        notes = backward_notes if self.step.direction == "backward" else forward_notes
+        notes = {"backward": backward_notes, "fp8": fp8_notes}.get(self.step.direction, forward_notes)
         headers, *rows = barrier_rows(notes(self.step, self.problem))
         told = (
             f"The barriers of step {self.step.label}. A role has the name of its function, and a number. What TMA "
@@ -423,7 +423,7 @@ class Lesson:
         where, whose = "on this GPU" if self.on_gpu else f"{by}, on the CPU", kind.measure
         return Page(
             f"Run {where}; correct means an error of at most twice {whose} plus one rounding step:",
-            table(["problem", "largest error", whose, "correct", *kind.parts], rows),
+            table(["problem", "largest error", whose, "correct", *kind.causes], rows),
             " ".join(left_out),
         )
 
@@ -753,16 +753,16 @@ def _filled(changes: dict) -> list[str]:
 
 
 def _accuracy(step: Step, problem: Problem, on_gpu: bool) -> list[str]:
-    """The largest error, what is allowed twice, whether it is correct, and ``Pass.parts`` of what is allowed."""
+    """The largest error, what is allowed twice, whether it is correct, and the errors by ``Pass.causes``."""
     import secrets
 
     device, kind = "cuda" if on_gpu else "cpu", pass_of(step)
     if reason := step.unsupported(problem, describe_machine(device)["arch"] or "cpu"):
-        return [f"not for this step: {reason}", "", "", *("" for _ in kind.parts)]
+        return [f"not for this step: {reason}", "", "", *("" for _ in kind.causes)]
     with gpu_turn(device):
-        inputs = kind.inputs(problem, secrets.randbits(32), device)
+        inputs = kind.inputs(problem, seed := secrets.randbits(32), device)
         exact = kind.reference(problem, inputs)
         allowed = kind.yardstick(problem, inputs, exact)
         found = kind.check(step, problem, inputs, exact, allowed)
-    parts = (f"{error:.0e}" for error in kind.errors_of_parts(step, problem, allowed))
-    return [f"{found.max_error:.0e}", f"{found.reference_error:.0e}", "yes" if found.correct else "NO", *parts]
+        errors = (f"{error:.0e}" for error in kind.errors_by_cause(problem, seed, exact, allowed, step))
+    return [f"{found.max_error:.0e}", f"{found.reference_error:.0e}", "yes" if found.correct else "NO", *errors]

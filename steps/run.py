@@ -24,7 +24,7 @@ from tutorial_lib import needs, worker
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
 from tutorial_lib.naming import unknown
-from tutorial_lib.problem import FP8, SHORT_DTYPES
+from tutorial_lib.problem import FP8, IN_8_BITS, SHORT_DTYPES
 from tutorial_lib.worker import Ended
 
 GPU_DEFAULTS = {"batch": 4, "heads": 32}
@@ -85,7 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     problem.add_argument("--head-dim", nargs="+", default=[128], help="head dimension, one or several (128)", **number)
     values = "width of the values and the output where it is less than --head-dim (as --head-dim)"
     problem.add_argument("--head-dim-v", help=values, **number)
-    dtypes = f"one or several (float16); {FP8}, alone, measures the steps for inputs in fp8"
+    dtypes = f"one or several (float16); {' or '.join(IN_8_BITS)}, alone, measures the steps for inputs in fp8"
     problem.add_argument("--dtype", nargs="+", default=["float16"], choices=tuple(SHORT_DTYPES), help=dtypes)
     keys = f"{FP8}: keys and values in that, with queries in --dtype, for decoding"
     problem.add_argument("--kv-dtype", choices=(FP8,), help=keys)
@@ -287,11 +287,13 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
         raise BadRequest(f"argument --head-dim: must be one of {known} ({PADDING}), got {unknown[0]}")
 
     masks = [name for name in ("window", "softcap", "lengths", "head_dim_v") if getattr(options, name)]
-    fp8 = "dtype" if FP8 in options.dtype else "kv-dtype" if options.kv_dtype else None
+    in_fp8 = [dtype for dtype in options.dtype if dtype in IN_8_BITS]
+    fp8 = "dtype" if in_fp8 else "kv-dtype" if options.kv_dtype else None
     if fp8 and options.parallel is not None:
-        raise BadRequest(f"argument --{fp8}: {FP8} is for one GPU; no step over several takes it")
+        raise BadRequest(f"argument --{fp8}: {[*in_fp8, FP8][0]} is for one GPU; no step over several takes it")
     if fp8 and (masks or options.sinks):
-        raise BadRequest(f"argument --{[*masks, 'sinks'][0].replace('_', '-')}: no step for inputs in {FP8} takes it")
+        what = [*masks, "sinks"][0].replace("_", "-")
+        raise BadRequest(f"argument --{what}: no step for inputs in {[*in_fp8, FP8][0]} takes it")
     if options.sinks and options.parallel is not None:
         raise BadRequest("argument --sinks: is for one GPU; no step over several takes them")
     if masks and (options.direction == "backward" or options.parallel is not None):
@@ -355,10 +357,14 @@ def direction_of(options: argparse.Namespace) -> str:
     from steps.core.grids import GRIDS
 
     pages = GRIDS[options.grid].problems[0].page_size if options.grid else options.page_size
-    if FP8 in options.dtype:
-        if {*options.dtype} != {FP8} or options.direction == "backward" or pages:
+    if options.grid and GRIDS[options.grid].direction == "fp8":
+        if options.direction == "backward":
+            raise BadRequest("argument --grid: goes without --direction backward")
+        return "fp8"
+    if in_fp8 := [dtype for dtype in options.dtype if dtype in IN_8_BITS]:
+        if len({*options.dtype}) > 1 or options.direction == "backward" or pages:
             raise BadRequest(
-                f"argument --dtype: {FP8} goes alone, for attention on one GPU, without pages or gradients"
+                f"argument --dtype: {in_fp8[0]} goes alone, for attention on one GPU, without pages or gradients"
             )
         return "fp8"
     if options.kv_dtype:

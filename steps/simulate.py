@@ -180,9 +180,9 @@ def simulate(console, step, problem, seeds: Sequence[int | None], inputs: int, t
         schedules = "one schedule" if len(seeds) == 1 else f"{len(seeds)} schedules"
         whose, found, theirs = examination.kind.measure, accuracy.max_error, accuracy.reference_error
         console.print(f"Correct: an error of {found:.0e}, {whose} is {theirs:.0e}.")
-        parts = examination.kind.errors_of_parts(step, problem, examination.allowed)
-        for part, error in zip(examination.kind.parts, parts, strict=True):
-            console.print(f"The part of {part} in that is {error:.0e}.")
+        if examination.kind.causes:
+            errors = examination.kind.errors_by_cause(problem, inputs, examination.exact, examination.allowed, step)
+            console.print(examination.kind.told_by_cause(errors), soft_wrap=True)
         console.print(f"No race, no missing fence, no deadlock under {schedules}, in {took:.1f} s.")
         console.print(_busy(first), soft_wrap=True)
         if first.counts:

@@ -140,8 +140,25 @@ def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4"), gra
 
 
 def _grids(gradients: bool) -> list:
-    """(name, grid) of the backward pass, which has a chapter of its own, or of all others."""
-    return [(name, grid) for name, grid in GRIDS.items() if (grid.direction == "backward") == gradients]
+    """(name, grid) of the backward pass, which has a chapter of its own as fp8 has, or of all others."""
+    asked = ("backward",) if gradients else ("forward", "paged")
+    return [(name, grid) for name, grid in GRIDS.items() if grid.direction in asked]
+
+
+def beside(rival: str, grid: str) -> Page:
+    """Of each recorded problem of a grid how many times as fast the fastest step is as another, and their errors."""
+    found = [(run, run.by_speed()[0], run.measurement(rival)) for run in recorded_grid(grid) if run.by_speed()]
+    found = [(run, best, other, run.speedup(best, other)) for run, best, other in found if other and other.tflops]
+    if not found:
+        return Page(f"No record of this grid holds {rival}.")
+    mean = statistics.geometric_mean(ratio.median for *_, ratio in found)
+    error = max(best.max_error / other.max_error for _, best, other, _ in found)
+    told = (
+        f"Recorded are {len(found)} of {len(GRIDS[grid].problems)} problems. On these the fastest step is {mean:.2f} "
+        f"times as fast as {rival} in the geometric mean, and its largest error at most {error:.2f} times as large."
+    )
+    cells = [(run, f"{ratio.median:.2f}× {best.label.split()[0]}") for run, best, _, ratio in found]
+    return Page(told, tables.by_problem(cells))
 
 
 def behind(rival: str, gradients: bool = False) -> Page:

@@ -15,6 +15,8 @@ from tutorial_lib.packing import Packing, as_batch, as_packed, remembered, split
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, masks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
 Tensors = tuple["torch.Tensor", ...]
@@ -33,7 +35,7 @@ class Pass(ABC):
     measure = "SDPA's"  # whose error ``yardstick`` gives
     measure_in_tables = "SDPA's"
     baseline_in_tables = "SDPA"
-    parts: tuple[str, ...] = ()  # causes of that error that are told apart
+    causes: tuple[str, ...] = ()  # of errors, which are told apart
     explained = ""  # what ``measure_in_tables`` stands for, where that is another's error
     products: int  # matrix products that the formulas take, each of 2 operations a query-key pair and head dimension
 
@@ -65,9 +67,18 @@ class Pass(ABC):
     def yardstick(self, problem: Problem, inputs: Tensors, exact: Tensors) -> tuple[float, ...]:
         """For each output what ``check`` allows twice: the largest error of PyTorch's own attention in this dtype."""
 
-    def errors_of_parts(self, step, problem: Problem, allowed: tuple) -> tuple[float, ...]:
-        """What ``yardstick`` gave for a step, taken apart: the largest error by each of ``parts``."""
+    def errors_by_cause(
+        self, problem: Problem, seed: int, exact: Tensors, allowed: tuple, step=None
+    ) -> tuple[float, ...]:
+        """The largest error by each of ``causes``, for the inputs of a seed.
+
+        exact, allowed: as ``check`` takes them. step: whose errors; None: every step's.
+        """
         return ()
+
+    def told_by_cause(self, errors: Sequence[float]) -> str:
+        """``errors_by_cause`` in a sentence, for those who tell no more than one error of a step."""
+        return ""
 
     def operations(self, problem: Problem) -> float:
         """Floating-point operations of the matrix products, by which TFLOPS are counted."""
@@ -400,7 +411,7 @@ OTHER_ORDER = 1 / 4  # of what the tensor cores' sums change, as much may depend
 
 
 class Quantized(Forward):
-    """q, k and v in e4m3, and their scales, float32 ``[batch, kv_heads]`` -> o, as q in bfloat16.
+    """q, k and v in fp8, and their scales, float32 ``[batch, kv_heads]`` -> o, as q in bfloat16.
 
     With ``kv_dtype`` q has 16 bits and no scale, o has its dtype, and sums are in float32.
 
@@ -419,7 +430,7 @@ class Quantized(Forward):
     baseline = "fp8_dequantized"
     measure = "that of rounding and adding in fp8"
     measure_in_tables = "fp8's"
-    parts = "weights in e4m3", "the tensor cores' sums"
+    causes = "quantized inputs", "rounded weights", "sums in tensor cores"
     baseline_in_tables = "step 300"  # which converts to 16 bits before it calls SDPA
     explained = (
         "fp8's error is that of attention in float32 with weights rounded to e4m3, and with sums as the step has them: "
@@ -428,11 +439,17 @@ class Quantized(Forward):
 
     def inputs(self, problem, seed, device="cpu"):
         """Those of the forward pass in 16 bits, quantised with a scale for each sequence and kv head."""
-        dtype = "bfloat16" if problem.fp8 else problem.dtype
-        tensors = super().inputs(replace(problem, dtype=dtype, kv_dtype=None), seed, device)
+        tensors = self.whole_inputs(problem, seed, device)
         plain, tensors = ((), tensors) if problem.fp8 else (tensors[:1], tensors[1:])
-        scales = tuple(quantize.scale_of_heads(x, problem.kv_heads) for x in tensors)
-        return *plain, *map(quantize.quantize, tensors, scales), *scales
+        kept = problem.kv_dtype or problem.dtype
+        scales = tuple(quantize.scale_of_heads(x, problem.kv_heads, kept) for x in tensors)
+        return *plain, *(quantize.quantize(x, s, kept) for x, s in zip(tensors, scales)), *scales
+
+    @staticmethod
+    def whole_inputs(problem: Problem, seed: int, device: str = "cpu") -> Tensors:
+        """q, k and v before they are quantised, in 16 bits."""
+        dtype = "bfloat16" if problem.fp8 else problem.dtype
+        return FORWARD.inputs(replace(problem, dtype=dtype, kv_dtype=None), seed, device)
 
     @staticmethod
     def scales(inputs: Tensors) -> dict:
@@ -465,7 +482,8 @@ class Quantized(Forward):
 
         asked = *inputs[:3], inputs[3:], problem.causal, problem.scale
         rows = torch.linspace(0, problem.seq_len_q - 1, min(ROWS, problem.seq_len_q), device=inputs[0].device).long()
-        in_tensor_cores = tensor_cores.product if problem.fp8 else reference.in_float32  # which products of 16 bits are
+        lossy = problem.fp8 and tensor_cores.lossy_on(inputs[0].device)  # products of 16 bits are not
+        in_tensor_cores = tensor_cores.product if lossy else reference.in_float32
         found = [
             reference.fp8_attention(*asked, multiply=(in_tensor_cores, of_values), rows=rows)
             for of_values in (reference.in_float32, in_tensor_cores)
@@ -487,9 +505,16 @@ class Quantized(Forward):
         near = accuracy.compare(out[:, :, own.rows], known, less)
         return found if near.correct or strict.correct else near
 
-    def errors_of_parts(self, step, problem, allowed):
-        [own] = allowed
-        return own.in_float32, own.added.abs().max().item() if step.sums_in_tensor_cores(problem) else 0.0
+    def errors_by_cause(self, problem, seed, exact, allowed, step=None):
+        [right], [own] = exact, allowed
+        whole = self.whole_inputs(problem, seed, right.device)
+        of_inputs = accuracy.max_error(reference.attention_float64(*whole, problem.causal, problem.scale), right)
+        of_sums = own.added.abs().max().item() if step is None or step.sums_in_tensor_cores(problem) else 0.0
+        return of_inputs, own.in_float32, of_sums
+
+    def told_by_cause(self, errors):
+        found = ", ".join(f"{cause} {error:.0e}" for cause, error in zip(self.causes, errors, strict=True) if error)
+        return f"Largest errors by cause: {found}. Those of quantized inputs are in the reference, too."
 
     @staticmethod
     def _bytes(problem: Problem, keys: int) -> int:
@@ -499,9 +524,14 @@ class Quantized(Forward):
         return problem.batch * (queries + 2 * problem.kv_heads * keys * problem.head_dim + scales)
 
     def needed_bytes(self, problem, check):
-        """As the forward pass; inputs are there in bfloat16 and float32, and for the reference in float64."""
-        elements = (problem.heads * problem.seq_len_q + 2 * problem.kv_heads * problem.seq_len_kv) * problem.head_dim
-        return super().needed_bytes(problem, check) + problem.batch * elements * (2 + (8 if check else 4))
+        """As the forward pass; inputs are there in bfloat16 and float32, and for the reference in float64.
+
+        The output of whole inputs is beside it, in float64.
+        """
+        queries = problem.heads * problem.seq_len_q * problem.head_dim
+        elements = queries + 2 * problem.kv_heads * problem.seq_len_kv * problem.head_dim
+        more = elements * (2 + (8 if check else 4)) + (8 * queries if check else 0)
+        return super().needed_bytes(problem, check) + problem.batch * more
 
 
 FORWARD, BACKWARD, PAGED, QUANTIZED = Forward(), Backward(), Paged(), Quantized()

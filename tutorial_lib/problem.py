@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 DTYPES = ("float16", "bfloat16")
 FP8 = "float8_e4m3fn"  # 4 bits of exponent, 3 of mantissa, no infinity
-SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", FP8: "fp8"}
+E5M2 = "float8_e5m2"  # 5 bits of exponent, 2 of mantissa
+IN_8_BITS = (FP8, E5M2)
+SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", FP8: "fp8", E5M2: "fp8e5m2"}
 LARGEST = 2.3e38  # of a scale or a soft cap: times log2(e) it is still a float32
 BYTES_PER_ELEMENT = 2  # both of DTYPES have 16 bits
 
@@ -57,8 +59,8 @@ class Problem:
     ``head_dim_v``: the width of v and o where that is not ``head_dim``, as in DeepSeek's latent attention (192 for
     queries and keys, 128 for values; https://arxiv.org/abs/2405.04434).
 
-    ``dtype`` "float8_e4m3fn": what the pass "fp8" of ``tutorial_lib.passes`` computes. So it does of ``kv_dtype``
-    "float8_e4m3fn", where k and v have that dtype, and q and o have ``dtype``, which has 16 bits.
+    ``dtype`` "float8_e4m3fn" or "float8_e5m2": what the pass "fp8" of ``tutorial_lib.passes`` computes. So it does of
+    ``kv_dtype`` "float8_e4m3fn", where k and v have that dtype, and q and o have ``dtype``, which has 16 bits.
 
     ``page_size``: K and V lie in pages of so many keys, which a table finds: what the pass "paged" of
     ``tutorial_lib.passes`` computes. Sequences then differ in length, ``seq_len_kv`` is that of the longest, and the
@@ -226,12 +228,12 @@ class Problem:
     @property
     def fp8(self) -> bool:
         """Whether inputs are in fp8, all of them."""
-        return self.dtype == FP8
+        return self.dtype in IN_8_BITS
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of a number in k and v."""
-        return 1 if FP8 in (self.dtype, self.kv_dtype) else BYTES_PER_ELEMENT
+        return 1 if self.fp8 or self.kv_dtype else BYTES_PER_ELEMENT
 
     @property
     def short_dtype(self) -> str:

@@ -1,10 +1,11 @@
-"""Quantisation to fp8: numbers as e4m3 times a scale.
+"""Quantisation to fp8: numbers as e4m3, or e5m2, times a scale.
 
 e4m3 has 4 bits of exponent and 3 of mantissa: between two powers of two it has eight numbers, and its largest is 448.
 The least normal one is 2^-6, and below that numbers are 2^-9 apart (Micikevicius et al. 2022,
-https://arxiv.org/abs/2209.05433). A scale, which is divided by before rounding, brings a tensor's largest number to
-448. It is float32 ``[batch, kv_heads]`` here, as attention kernels take it: of queries, a number for all heads of a
-group. Scales of blocks of tokens are ``[batch, kv_heads, blocks]``; no kernel here takes them.
+https://arxiv.org/abs/2209.05433). e5m2 has one bit more of exponent and one less of mantissa: four numbers between two
+powers of two, up to 57344. A scale, which is divided by before rounding, brings a tensor's largest number to that of
+the type. It is float32 ``[batch, kv_heads]`` here, as attention kernels take it: of queries, a number for all heads of
+a group. Scales of blocks of tokens are ``[batch, kv_heads, blocks]``; no kernel here takes them.
 
 ``rotate`` spreads outliers over head_dim in front of that. Q K^T does not change where Q and K are rotated alike.
 """
@@ -22,18 +23,19 @@ LARGEST = 448.0  # of e4m3
 BLOCK = 64  # tokens that share a scale, where scales are of blocks
 
 
-def quantize(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """x ``[B, H, S, D]`` divided by its scale ``[B, kv_heads]``, or those of its blocks, in e4m3.
+def quantize(x: torch.Tensor, scale: torch.Tensor, dtype: str = FP8) -> torch.Tensor:
+    """x ``[B, H, S, D]`` divided by its scale ``[B, kv_heads]``, or those of its blocks, in ``dtype``.
 
-    What is larger than 448 becomes 448.
+    What is larger than the largest number of that becomes this number.
     """
     import torch
 
-    return (x.float() / by_head(scale, x)).clamp(-LARGEST, LARGEST).to(getattr(torch, FP8))
+    largest = largest_of(dtype)
+    return (x.float() / by_head(scale, x)).clamp(-largest, largest).to(getattr(torch, dtype))
 
 
 def dequantize(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """x in e4m3 times its scale, ``[B, H, S, D]`` in ``dtype``; None: float32."""
+    """x in fp8 times its scale, ``[B, H, S, D]`` in ``dtype``; None: float32."""
     import torch
 
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -41,7 +43,7 @@ def dequantize(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None =
 
 
 def dequantized(tensors: tuple, scales: tuple, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Tensors ``[B, H, S, D]`` in ``dtype``, of which the last, as many as there are scales, are in e4m3."""
+    """Tensors ``[B, H, S, D]`` in ``dtype``, of which the last, as many as there are scales, are in fp8."""
     plain = len(tensors) - len(scales)
     return *(x.to(dtype) for x in tensors[:plain]), *(dequantize(x, s, dtype) for x, s in zip(tensors[plain:], scales))
 
@@ -54,22 +56,22 @@ def by_head(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return scale[..., None] if scale.ndim == 3 else scale[..., None, None]
 
 
-def scale_of_tensor(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """One scale for all of x ``[B, H, S, D]``, ``[B, kv_heads]``; 1 where x is zero."""
-    return _of_largest(x.abs().amax().float()).expand(x.shape[0], kv_heads).contiguous()
+def scale_of_tensor(x: torch.Tensor, kv_heads: int, dtype: str = FP8) -> torch.Tensor:
+    """One scale for all of x ``[B, H, S, D]``, ``[B, kv_heads]``; 1 where x is zero. dtype: what x shall be in."""
+    return _of_largest(x.abs().amax().float(), dtype).expand(x.shape[0], kv_heads).contiguous()
 
 
-def scale_of_heads(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
+def scale_of_heads(x: torch.Tensor, kv_heads: int, dtype: str = FP8) -> torch.Tensor:
     """A scale for each sequence and kv head of x ``[B, H, S, D]``, ``[B, kv_heads]``; 1 where x is zero."""
-    return _of_largest(x.abs().amax((2, 3)).float().view(x.shape[0], kv_heads, -1).amax(2))
+    return _of_largest(x.abs().amax((2, 3)).float().view(x.shape[0], kv_heads, -1).amax(2), dtype)
 
 
-def scale_of_blocks(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
+def scale_of_blocks(x: torch.Tensor, kv_heads: int, dtype: str = FP8) -> torch.Tensor:
     """A scale for every ``BLOCK`` tokens of each kv head of x ``[B, H, S, D]``, ``[B, kv_heads, ceil(S / BLOCK)]``."""
     from torch.nn.functional import pad
 
     rows = x.abs().amax(3).float().view(x.shape[0], kv_heads, -1, x.shape[2]).amax(2)
-    return _of_largest(pad(rows, (0, -x.shape[2] % BLOCK)).unflatten(2, (-1, BLOCK)).amax(3))
+    return _of_largest(pad(rows, (0, -x.shape[2] % BLOCK)).unflatten(2, (-1, BLOCK)).amax(3), dtype)
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
@@ -91,5 +93,12 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
     return x / width**0.5
 
 
-def _of_largest(largest: torch.Tensor) -> torch.Tensor:
-    return (largest / LARGEST).masked_fill(largest == 0, 1.0)
+def largest_of(dtype: str) -> float:
+    """The largest number that an fp8 type holds."""
+    import torch
+
+    return torch.finfo(getattr(torch, dtype)).max
+
+
+def _of_largest(largest: torch.Tensor, dtype: str) -> torch.Tensor:
+    return (largest / largest_of(dtype)).masked_fill(largest == 0, 1.0)

@@ -192,17 +192,18 @@ def fp8_attention(
     multiply: tuple[Callable, Callable] = (in_float32, in_float32),
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of inputs in e4m3 as hardware has it, in float32 ``[B, Hq, Sq, D]``: what is lost in fp8, and no more.
+    """Attention of inputs in fp8 as hardware has it, in float32 ``[B, Hq, Sq, D]``: what is lost in fp8, and no more.
 
-    The weights are rounded to q's dtype for the PV product, and their sums are not. The largest weight of a row is
-    2^offset. scales: of q, k and v, or of k and v where q has 16 bits, ``[B, Hkv]`` each. multiply: how the QK and the
-    PV product are added up. rows: compute these queries only, int64.
+    The weights are rounded for the PV product, to e4m3 or, where q has 16 bits, to its dtype; their sums are not. The
+    largest weight of a row is 2^offset. scales: of q, k and v, or of k and v where q has 16 bits, ``[B, Hkv]`` each.
+    multiply: how the QK and the PV product are added up. rows: compute these queries only, int64.
     """
     import torch
 
     group = q.shape[1] // k.shape[1]
     used = q.shape[-1] ** -0.5 if scale is None else scale
     rows = torch.arange(q.shape[2], device=q.device) if rows is None else rows
+    rounded = q.dtype if q.itemsize > 1 else torch.float8_e4m3fn
     keys, pieces = torch.arange(k.shape[2], device=q.device), rows.split(max(1, SCORE_BYTES // (8 * k.shape[2])))
     out = torch.empty(*q.shape[:2], len(rows), v.shape[-1], dtype=torch.float32, device=q.device)
     for b, h in product(range(q.shape[0]), range(q.shape[1])):
@@ -213,7 +214,7 @@ def fp8_attention(
             if causal:
                 scores.masked_fill_(keys > its[:, None], float("-inf"))
             weights = torch.exp(scores - scores.amax(-1, keepdim=True)) * 2.0**offset
-            total = multiply[1](weights.to(q.dtype), v[b, kv_head])
+            total = multiply[1](weights.to(rounded), v[b, kv_head])
             made.append(total * (of_value / weights.sum(-1, keepdim=True)))
         torch.cat(made, out=out[b, h])
     return out

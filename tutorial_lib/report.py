@@ -167,7 +167,8 @@ def _inside(run: Run, folder: Path | None) -> str:
         ("vs the step (p10–p90)", versus_step),
         *tables.CHECKING,
     ]
-    return tables.markdown([header for header, _ in columns], [[text(m) for _, text in columns] for m in run.inside])
+    headers = [PASSES[run.direction].worded(header) for header, _ in columns]
+    return tables.markdown(headers, [[text(m) for _, text in columns] for m in run.inside])
 
 
 def _figures(folder: Path | None, *names: str) -> list[str]:

@@ -27,7 +27,7 @@ from itertools import pairwise
 
 from tutorial_lib.clock import Clock, ClockError, Stopwatch
 from tutorial_lib.hardware import GpuState, energy_joules, gpu_state
-from tutorial_lib.problem import FP8
+from tutorial_lib.problem import FP8, IN_8_BITS
 
 SAMPLE_MS = 40.0
 REST_MS = 150.0
@@ -286,7 +286,7 @@ def ceiling_call(dtype: str) -> Callable[[int], object]:
     """A large matrix product of this dtype: the most that the tensor cores give on this machine, today."""
     import torch
 
-    if dtype == FP8:
+    if dtype in IN_8_BITS:
         return _fp8_product()
     a, b = (torch.randn(CEILING_SIZE, CEILING_SIZE, dtype=getattr(torch, dtype), device="cuda") for _ in range(2))
     out = torch.empty_like(a)
@@ -294,7 +294,7 @@ def ceiling_call(dtype: str) -> Callable[[int], object]:
 
 
 def _fp8_product() -> Callable[[int], object]:
-    """As ``ceiling_call``: to bfloat16, with scales of 1, and the tensor cores' own sums."""
+    """As ``ceiling_call``, of e4m3: to bfloat16, with scales of 1, and the tensor cores' own sums."""
     import torch
 
     a, b = (torch.randn(CEILING_SIZE, CEILING_SIZE, device="cuda").to(getattr(torch, FP8)) for _ in range(2))

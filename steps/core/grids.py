@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from steps.core.problems import RAGGED, standard
-from tutorial_lib.problem import DTYPES, Problem
+from tutorial_lib.problem import DTYPES, FP8, Problem
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,11 @@ def _problems(shapes: Iterable[dict], **common) -> tuple[Problem, ...]:
 
 def _standard() -> tuple[Problem, ...]:
     return tuple(standard(*shape) for shape in product(LENGTHS, (64, 128, 256), MASKS, DTYPES))
+
+
+def _fp8() -> tuple[Problem, ...]:
+    shapes = product(LENGTHS, (64, 128, 256), MASKS)
+    return tuple(replace(standard(*shape), dtype=FP8) for shape in shapes)
 
 
 def _gradients() -> tuple[Problem, ...]:
@@ -193,6 +198,7 @@ def _models() -> tuple[Problem, ...]:
 
 GRIDS = {
     "standard": Grid("batch 4, S=1024 to 16384, D=64, 128 and 256, both dtypes", _standard()),
+    "fp8": Grid("those of fp8: S=1024 to 16384, D=64, 128 and 256", _fp8(), "fp8"),
     "gradients": Grid(
         "those of the backward pass: fp16, D=64 and 128 at all these lengths, 256 at 4096", _gradients(), "backward"
     ),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from steps.core.launch import Launch
 from steps.core.step import Step
 from steps.core.tensors import check_out, check_strides, kind, plain, tell_autograd
-from tutorial_lib.problem import DTYPES, FP8, Problem, flag, number
+from tutorial_lib.problem import DTYPES, FP8, IN_8_BITS, Problem, flag, number
 
 if TYPE_CHECKING:
     import torch
@@ -22,16 +22,17 @@ SCALES = ("q_scale", "k_scale", "v_scale")
 class QuantizedStep(Step):
     """One way to compute attention of inputs in fp8, or of keys and values alone in fp8, as it ``takes``.
 
-    ``make_ready`` gets q, k, v and their scales at once.
+    ``make_ready`` gets q, k, v and their scales at once. formats: dtypes of inputs in fp8.
     """
 
     direction: ClassVar[str] = "fp8"
     takes: ClassVar[tuple[str, ...]] = ("fp8",)
-    differentiable: ClassVar[str] = "step 300 (fp8_dequantized)"
+    formats: ClassVar[tuple[str, ...]] = IN_8_BITS
+    differentiable: ClassVar[str] = "steps.attention with the inputs in 16 bits"
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
-        if not {"fp8", "kv_dtype"} & {*problem.features}:
-            return f"takes inputs in {FP8}, not in {problem.dtype}"
+        if not problem.kv_dtype and problem.dtype not in self.formats:
+            return f"takes inputs in {' or '.join(self.formats)}, not in {problem.dtype}"
         if problem.effective_scale <= 0:
             return f"scale must be above 0, got {problem.scale}"
         return super().unsupported(problem, target)
@@ -57,13 +58,13 @@ class QuantizedStep(Step):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention of ``q * q_scale``, ``k * k_scale`` and ``v * v_scale``.
 
-        q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]``, float8_e4m3fn, any strides, on a CUDA device or on the CPU
-        (the simulator, or cuTile's interpreter). Scales: float32 ``[B, Hkv]``, above 0, each for a sequence and a kv
-        head; that of q is for all query heads of a group; None: 1. Nobody checks what they hold, as they are on the
-        GPU. ``causal``, ``scale``, which must be above 0, and ``return_lse`` are as in ``Step.attention``. Returns o
-        ``[B, Hq, Sq, D]`` in ``out_dtype``, float16 or bfloat16 (None: out's dtype, or bfloat16), written to ``out``
-        when that is given. Where a step takes keys and values alone in fp8, q is float16 or bfloat16; it has no scale,
-        and o has its dtype.
+        q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]``, all float8_e4m3fn or, of the steps in Gluon, all
+        float8_e5m2, any strides, on a CUDA device or on the CPU (the simulator, or cuTile's interpreter). Scales:
+        float32 ``[B, Hkv]``, above 0, each for a sequence and a kv head; that of q is for all query heads of a group;
+        None: 1. Nobody checks what they hold, as they are on the GPU. ``causal``, ``scale``, which must be above 0, and
+        ``return_lse`` are as in ``Step.attention``. Returns o ``[B, Hq, Sq, D]`` in ``out_dtype``, float16 or bfloat16
+        (None: out's dtype, or bfloat16), written to ``out`` when that is given. Where a step takes keys and values
+        alone in float8_e4m3fn, q is float16 or bfloat16; it has no scale, and o has its dtype.
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
@@ -107,8 +108,9 @@ class QuantizedStep(Step):
         return self.launches.find(what) or self._quantized_ready(what, tensors, causal, scale, out, return_lse, dtype)
 
     def _quantized_ready(self, what, tensors: tuple, causal, scale, out, return_lse: bool, dtype) -> Launch:
-        problem = Problem.of(*tensors[:3], causal, scale, dtypes=(FP8, *DTYPES), kv_dtype=FP8)
         q, scales = tensors[0], tensors[3:]
+        kv_dtype = FP8 if str(getattr(q, "dtype", None)).removeprefix("torch.") in DTYPES else None
+        problem = Problem.of(*tensors[:3], causal, scale, dtypes=(*IN_8_BITS, *DTYPES), kv_dtype=kv_dtype)
         for name, x in zip(SCALES[-len(scales) :], scales):
             check_scale(name, x, (problem.batch, problem.kv_heads), q.device)
         if out is not None:

@@ -17,6 +17,9 @@ from steps.backward_blackwell.skeleton import BlackwellGradients, query_argument
 from steps.backward_blackwell.variant import CTAS, WARPS
 from steps.backward_hopper.skeleton import HopperGradients, rates
 from steps.backward_hopper.skeleton import arguments as of_backward
+from steps.fp8 import kernel as fp8_kernel
+from steps.fp8.skeleton import Fp8Step
+from steps.fp8.skeleton import arguments as of_fp8
 from steps.gluon.tensors import shapes
 from steps.hopper.launching import TmaStep, arguments
 from steps.writing.trees import LINE_LENGTH
@@ -154,6 +157,19 @@ def forward_notes(step: TmaStep, problem: Problem) -> Notes:
     _, lists = step.order_for(problem).blocks(small, variant.tile, tensors[0].device)
     passed = (*arguments(*tensors, small, 1.0, lists, variant), variant)
     return noted_launch(step.kernel(problem), passed, variant.warps, step.made_for, variant.ctas)
+
+
+def fp8_notes(step: Fp8Step, problem: Problem) -> Notes:
+    """Likewise, of the kernel that takes fp8."""
+    import torch
+
+    variant = step.variant(problem)
+    small, (q, k, _, o) = few_tiles(problem, TILES * max(variant.tile.query, variant.tile.key))
+    value = torch.zeros(step.shape_of_value(small), dtype=getattr(torch, step.dtype_of_value(small)))
+    scales = [torch.ones(small.batch, small.kv_heads)] * 3
+    _, lists = step.order.blocks(small, variant.tile, q.device)
+    passed = (*of_fp8(q, k, value, o.bfloat16(), scales, small, lists, variant), variant)
+    return noted_launch(fp8_kernel.fmha, passed, variant.warps, step.made_for)
 
 
 def backward_notes(step: HopperGradients, problem: Problem) -> Notes:

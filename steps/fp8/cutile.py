@@ -12,7 +12,7 @@ from steps.core.step import target_of
 from steps.cutile.skeleton import CuTileStep
 from steps.cutile.variant import Variant
 from tutorial_lib.compiler import CUTILE_ARCHITECTURES
-from tutorial_lib.problem import Problem
+from tutorial_lib.problem import FP8, Problem
 
 FIRST = 90  # cuTile 1.7 takes e4m3 from sm_90 on
 
@@ -27,6 +27,7 @@ class Fp8CuTileStep(QuantizedStep, CuTileStep):
 
     fast_acc: bool = hole(by_problem=True)
 
+    formats: ClassVar[tuple[str, ...]] = (FP8,)  # ct.mma wants the weights, which are e4m3, and V in one
     architectures: ClassVar[tuple[str, ...]] = tuple(
         arch for arch in CUTILE_ARCHITECTURES if int(arch.removeprefix("sm_")) >= FIRST
     )

@@ -16,7 +16,6 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 from steps.core.fused import Pieces
 from steps.fp8.transpose import key_at, key_in_order
-from tutorial_lib.problem import FP8
 
 FOUR_TO_E4M3 = gl.constexpr(
     "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;"
@@ -43,18 +42,13 @@ class Values(Pieces):
 
     @property
     def transposed(self) -> bool:
-        """Whether the kernel reads V transposed, in e4m3."""
+        """Whether the kernel reads V transposed, in fp8."""
         return self.order is not None
 
     @property
     def bits(self) -> int:
         """Of an element of V as the kernel reads it."""
         return 8 if self.transposed else 16
-
-    @property
-    def dtype(self) -> str:
-        """Of V as the kernel reads it."""
-        return FP8 if self.transposed else "bfloat16"
 
 
 @gluon.jit

@@ -24,7 +24,7 @@ from steps.hopper import lib
 from steps.hopper.launching import describable, described
 from steps.hopper.variant import GROUP_WARPS, ROWS
 from tutorial_lib import compiler
-from tutorial_lib.problem import FP8, Problem
+from tutorial_lib.problem import Problem
 
 ALIGNED = 16  # elements: what TMA wants of a stride, and of head_dim
 WIDEST_16_BITS = 128  # head_dim up to which shared memory holds tiles of V in bfloat16 beside the others
@@ -106,6 +106,10 @@ class Fp8Step(QuantizedStep, FusedStep):
         shape = problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim
         return (*shape[:2], shape[3], _up(shape[2])) if self.values.transposed else shape
 
+    def dtype_of_value(self, problem: Problem) -> str:
+        """Of V as the kernel reads it."""
+        return problem.dtype if self.values.transposed else "bfloat16"
+
     def entry(self, problem: Problem, arch: str):
         return kernel.fmha, {"variant": self.variant(problem), "LSE": None}
 
@@ -128,7 +132,8 @@ class Fp8Step(QuantizedStep, FusedStep):
         make_out = places_like(o)
         lse = empty_lse(q) if return_lse else None
         make_lse = places_like(lse) if return_lse else None
-        value = torch.empty(self.shape_of_value(problem), dtype=getattr(torch, variant.values.dtype), device=device)
+        dtype_of_value = getattr(torch, self.dtype_of_value(problem))
+        value = torch.empty(self.shape_of_value(problem), dtype=dtype_of_value, device=device)
         fitted = [x if describable(x) else contiguous_copy(x) for x in (q, k)]
         as_they_are = all(a is b for a, b in zip(fitted, (q, k)))
         blocks, order = self.order.blocks(problem, variant.tile, device)
@@ -157,7 +162,7 @@ class Fp8Step(QuantizedStep, FusedStep):
                 problem.kv_heads,
                 value.shape[3],
                 problem.head_dim,
-                variant,
+                transpose.Constants(variant.head_dim, variant.values.order),
             )
             turn = launcher(transpose.transpose, turned, passed, transpose.WARPS.value, moving=(0, 2))
             make_value = places_like(value)
@@ -184,8 +189,9 @@ class Fp8Step(QuantizedStep, FusedStep):
         self.refuse(problem, arch)
         variant = self.variant(problem)
         queries, keys, _, _ = shapes(problem)
-        value = compiler.Placeholder(self.shape_of_value(problem), variant.values.dtype)
-        q, k, o = (compiler.Placeholder(*each) for each in ((queries, FP8), (keys, FP8), (queries, "bfloat16")))
+        value = compiler.Placeholder(self.shape_of_value(problem), self.dtype_of_value(problem))
+        q, k = (compiler.Placeholder(shape, problem.dtype) for shape in (queries, keys))
+        o = compiler.Placeholder(queries, "bfloat16")
         scales = [compiler.Placeholder(keys[:2], "float32")] * 3
         lists = [compiler.Placeholder((1,), "int32")] * 2
         compiled = compiler.compile_gluon(

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from steps.gluon import names  # noqa: F401
+from steps.gluon.functions import compiled_as
 
 KEYS = gl.constexpr(128)  # of a block
 WARPS = gl.constexpr(4)
 WIDE = gl.constexpr(16)  # elements that a lane loads and stores at once: 16 bytes
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the kernel is compiled with, for all masks and lengths alike.
+
+    order(place): which key stands at a place in memory.
+    """
+
+    head_dim: int
+    order: Callable
+
+    @property
+    def cache_key(self) -> str:
+        """What Triton knows them by: a function by its source, not by its name."""
+        return compiled_as(self)
 
 
 @gluon.jit
@@ -31,15 +51,15 @@ def key_at(place):
 
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "kv_heads"])
-def transpose(V, strides, Out, seq_len_kv, kv_heads, padded, head_dim, variant: gl.constexpr):
+def transpose(V, strides, Out, seq_len_kv, kv_heads, padded, head_dim, constants: gl.constexpr):
     """A block turns ``KEYS`` keys of a head. padded: keys of a row of Out; behind seq_len_kv they are zeros."""
-    COLUMNS: gl.constexpr = variant.head_dim
+    COLUMNS: gl.constexpr = constants.head_dim
     IN: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 * WIDE // COLUMNS, COLUMNS // WIDE], [WARPS, 1], [1, 0])
     OUT: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 * WIDE // KEYS, KEYS // WIDE], [WARPS, 1], [1, 0])
     first = gl.program_id(0) * KEYS
     head, batch = gl.program_id(1), gl.program_id(2).to(gl.int64)
 
-    key = variant.values.order(first + gl.arange(0, KEYS, gl.SliceLayout(1, IN)))[:, None]
+    key = constants.order(first + gl.arange(0, KEYS, gl.SliceLayout(1, IN)))[:, None]
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, IN))[None, :]
     begin = V + (batch * strides[0] + head * strides[1] + first.to(gl.int64) * strides[2])
     there = (key < seq_len_kv) & (column < head_dim)

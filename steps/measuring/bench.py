@@ -104,6 +104,11 @@ class Bench:
         with self.turn():
             return self.kind.check(step, self.problem, self.inputs, self.exact, self.allowed, outputs)
 
+    def told_by_cause(self) -> str:
+        """What errors come from, in a sentence (``Pass.told_by_cause``)."""
+        with self.turn():
+            return self.kind.told_by_cause(self.kind.errors_by_cause(self.problem, self.seed, self.exact, self.allowed))
+
     def repeat(self, step: Step) -> float:
         """The largest difference between ``REPETITIONS`` calls on the same inputs."""
         with self.turn(), untold(step):

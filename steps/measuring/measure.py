@@ -26,7 +26,7 @@ from tutorial_lib.counters import CountersError, find_ncu, read_counters, togeth
 from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions, gpu_turn
 from tutorial_lib.needs import is_missing, lacking
 from tutorial_lib.passes import Pass, pass_of
-from tutorial_lib.problem import Problem
+from tutorial_lib.problem import FP8, Problem
 from tutorial_lib.results import Ceiling, Exchange, Measurement, Round, Run, Speedup, Sustained, now, speedup_of
 from tutorial_lib.samples import cycles_of, ghz_of, latency_of, median_of, sustained_of
 from tutorial_lib.worker import Inline, Worker, WorkerFailure
@@ -132,6 +132,8 @@ def measure(
             else:
                 arch = describe_machine(settings.device)["arch"] or DEFAULT_ARCH
                 notes += _qualify_all(workers, problem, contenders, arch, settings, progress)
+                if kind.causes and any(c.accuracy for c in contenders):
+                    notes += _by_cause(workers[0], settings)
                 if on_gpu:
                     [worker] = workers
                     notes += _time(worker, contenders, settings, rounds, sustained, progress)
@@ -347,6 +349,14 @@ def _qualify(
     finally:
         progress.checked()
     return notes
+
+
+def _by_cause(worker: Worker, settings: Settings) -> list[str]:
+    """A note on what errors come from."""
+    try:
+        return [worker.call("told_by_cause", timeout=settings.timeout)]
+    except WorkerFailure as failure:
+        return [f"What errors come from is not known: {failure}."]
 
 
 def _unsteady(step: Step, difference: float) -> str | None:
@@ -671,7 +681,8 @@ def _ceiling(rounds: list[dict], sustained: list[dict], problem: Problem, by_byt
         figures = {"gigabytes_per_s": rate.median, "low": rate.low, "high": rate.high}
         return Ceiling(what=what, tflops=None, clock_ghz=clock_ghz, **figures)
     rate = timing.spread([timing.CEILING_FLOPS / ms / 1e9 for ms in _latencies(rounds, timing.CEILING)])
-    what = f"{problem.dtype} matrix product, {timing.CEILING_SIZE} x {timing.CEILING_SIZE} x {timing.CEILING_SIZE}"
+    size, dtype = timing.CEILING_SIZE, FP8 if problem.fp8 else problem.dtype
+    what = f"{dtype} matrix product, {size} x {size} x {size}"
     return Ceiling(
         what=what,
         tflops=rate.median,

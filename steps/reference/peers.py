@@ -19,6 +19,7 @@ from steps.reference.step001_naive import quadratic_bytes
 from tutorial_lib.architectures import ARCHITECTURES
 from tutorial_lib.compiler import CUTILE_ARCHITECTURES
 from tutorial_lib.packing import as_batch, as_packed
+from tutorial_lib.problem import FP8
 from tutorial_lib.reference import sdpa_masked
 
 
@@ -84,6 +85,7 @@ class QuantizedPeer(_Elsewhere, TorchQuantized):
 
     backend: ClassVar[str] = "peer"
     takes: ClassVar[tuple[str, ...]] = ("fp8",)
+    formats: ClassVar[tuple[str, ...]] = (FP8,)
 
     def sums_in_tensor_cores(self, problem) -> bool:
         return True

@@ -238,6 +238,8 @@ def test_a_page_tells_who_arrives_at_a_barrier_and_who_waits():
     assert "| query_full | 1 | 1 | produce 2, TMA | consume 0: 0, consume 1: 0 |" in forward
     _, backward = Lesson("decoupled_warpgroups").barriers().parts
     assert "| d_scores_empty | 2 | 2 | consume 0, consume 1 | consume 0: 1, consume 1: 1 |" in backward
+    _, of_fp8 = Lesson("fp8_three_warpgroups").barriers().parts
+    assert "| value_empty | 2 | 3 | consume 0, consume 1, consume 2 | produce 3: 1 |" in of_fp8
 
 
 def test_the_change_is_computed_from_the_code():

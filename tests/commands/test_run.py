@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from steps import PAGED, STEPS, get_step, run
+from steps import PAGED, QUANTIZED, STEPS, get_step, run
 from steps.core import fused
 from steps.core.grids import GRIDS
 from steps.core.ladder import get_part, whole_ladder
@@ -29,6 +29,7 @@ from steps.once import named
 from steps.reference.peers import PEERS, peers_of
 from steps.run import (
     LOOK,
+    direction_of,
     main,
     make_parser,
     make_problems,
@@ -101,9 +102,17 @@ def test_a_grid_is_a_family_of_problems_that_some_step_takes():
         found = [here for here, _ in make_problems(make_parser().parse_args(["--grid", name]), "cuda")]
         assert found == list(grid.problems) and len({problem.slug for problem in found}) == len(found) > 1
         for each in found:
-            assert any(step.unsupported(each, "sm_90") is None for step in (*STEPS[2:], *PAGED[1:])), each.describe()
+            asked = (*STEPS[2:], *PAGED[1:], *QUANTIZED[1:])
+            assert any(step.unsupported(each, "sm_90") is None for step in asked), each.describe()
     assert {p.kv_heads for p in GRIDS["gqa"].problems} == {64, 8, 1}
     assert {p.batch * p.seq_len_q for p in GRIDS["constant"].problems if p.seq_len_q <= 32768} == {32768}
+
+
+def test_a_grid_of_fp8_is_of_the_pass_fp8():
+    assert direction_of(make_parser().parse_args(["--grid", "fp8"])) == "fp8"
+    assert {problem.fp8 for problem in GRIDS["fp8"].problems} == {True}
+    with pytest.raises(BadRequest, match="--grid: goes without --direction backward"):
+        direction_of(make_parser().parse_args(["--grid", "fp8", "--direction", "backward"]))
 
 
 def test_an_output_directory_that_cannot_be_written(tmp_path):

@@ -41,6 +41,8 @@ def test_keys_in_fp8_are_of_the_pass_fp8(capsys, tmp_path):
     assert status == 0 and "S=1x300 D=64 fp16 kv=fp8 full" in out
     assert found["direction"] == "fp8" and found["problem"]["kv_dtype"] == "float8_e4m3fn"
     assert [(m["name"], m["correct"]) for m in found["steps"]] == [("fp8_dequantized", True), ("fp8_kv", True)]
+    [told] = found["notes"]
+    assert told in out and "Largest errors by cause: quantized inputs" in told and "rounded weights" in told
 
 
 def test_pages_are_a_pass_of_their_own_with_a_mask(capsys, tmp_path):

@@ -1,15 +1,18 @@
 """Quantisers to e4m3, and attention in float32 of what they give."""
 
+import math
+
 import pytest
 import torch
 
 from tutorial_lib import reference
 from tutorial_lib.passes import QUANTIZED
-from tutorial_lib.problem import Problem
+from tutorial_lib.problem import E5M2, Problem
 from tutorial_lib.quantize import (
     BLOCK,
     LARGEST,
     dequantize,
+    largest_of,
     quantize,
     rotate,
     scale_of_blocks,
@@ -48,6 +51,18 @@ def test_a_scale_brings_the_largest_number_of_a_head_or_of_all_to_that_of_e4m3()
     torch.testing.assert_close(by_tensor * LARGEST, x.abs().max().expand(2, 2))
     for scale in (by_heads, by_tensor):
         assert quantize(x, scale).float().abs().max() == LARGEST
+
+
+def test_e5m2_goes_farther_and_has_fewer_digits():
+    x = torch.randn(1, 2, 100, 16)
+    for scale_of in (scale_of_tensor, scale_of_heads, scale_of_blocks):
+        scale = scale_of(x, 2, E5M2)
+        kept = quantize(x, scale, E5M2)
+        assert kept.dtype == torch.float8_e5m2 and kept.float().abs().max() == 57344 == largest_of(E5M2)
+        error = (dequantize(kept, scale) - x).abs()
+        assert (error <= x.abs() / 8 + 1e-6).all() and (error > x.abs() / 16).any()
+    far = torch.tensor([1e6, -1e30, 57345.0]).view(1, 1, 3, 1)
+    assert quantize(far, torch.ones(1, 1), E5M2).flatten().tolist() == [57344.0, -57344.0, 57344.0]
 
 
 def test_a_scale_for_each_head_loses_less_where_heads_differ():
@@ -119,6 +134,15 @@ def test_attention_in_fp8_is_attention_but_for_the_rounding_of_weights(causal):
     alone = tuple(x[:, :, :1] for x in exact)  # one key has all the weight, and 1 is a number of e4m3
     found = reference.fp8_attention(*(x[:, :, :1] for x in inputs[:3]), inputs[3:], causal, 0.3)
     torch.testing.assert_close(found.double(), reference.attention_float64(*alone, causal, 0.3))
+
+
+def test_weights_are_rounded_to_e4m3_also_where_inputs_are_in_e5m2():
+    """0.8125 is a number of e4m3, and e5m2 has 0.75 and 0.875 about it."""
+    q, k, v = torch.ones(1, 1, 1, 16), torch.zeros(1, 1, 2, 16), torch.zeros(1, 1, 2, 16)
+    k[..., 1, 0], v[..., 1, :], one = -1.0, 1.0, torch.ones(1, 1)
+    tensors = [x.to(torch.float8_e5m2) for x in (q, k, v)]
+    found = reference.fp8_attention(*tensors, (one,) * 3, False, -math.log(0.8125))
+    torch.testing.assert_close(found, torch.full_like(found, 0.8125 / 1.8125))
 
 
 def test_an_offset_saves_the_small_weights():

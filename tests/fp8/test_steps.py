@@ -21,7 +21,7 @@ from tests.expected import same_compilers
 from tests.shapes import problem as sixteen_bits
 from tutorial_lib import accuracy, passes, reference, tensor_cores
 from tutorial_lib.accuracy import compare
-from tutorial_lib.problem import FP8, Problem
+from tutorial_lib.problem import E5M2, FP8, Problem
 from tutorial_lib.quantize import dequantize
 from tutorial_lib.simulator.run import watched
 
@@ -47,6 +47,9 @@ SHAPES = [
     problem(batch=1, heads=6, kv_heads=2, head_dim=80, seq_len_q=65, seq_len_kv=200),
     problem(batch=1, heads=2, head_dim=32, scale=0.5),
     problem(batch=1, heads=1, seq_len_q=400, seq_len_kv=400),  # a diagonal through several tiles, of 192 queries, too
+    replace(problem(heads=2, kv_heads=1, seq_len_q=130, seq_len_kv=300), dtype=E5M2),
+    replace(problem(batch=1, heads=2, head_dim=128, seq_len_q=70, seq_len_kv=1, causal=False), dtype=E5M2),
+    replace(problem(batch=1, heads=1, head_dim=256, seq_len_q=129, seq_len_kv=257), dtype=E5M2),
 ]
 
 
@@ -138,13 +141,14 @@ def test_any_strides_and_outputs(step):
 def test_v_is_transposed_with_zeros_behind_its_end():
     """The kernel of step permuted_keys alone: its order of keys, and padding that no weight turns into NaN."""
     from steps.core.launch import gluon_launcher
-    from steps.fp8.transpose import WARPS, transpose
+    from steps.fp8.transpose import WARPS, Constants, transpose
 
     v = torch.randn(2, 3, 150, 80).to(torch.float8_e4m3fn)
     for name in ("pv_fp8", "permuted_keys"):
-        variant = get_step(name).variant(problem(heads=3, head_dim=80, seq_len_kv=150))
+        step = get_step(name)
+        constants = Constants(step.variant(problem(heads=3, head_dim=80, seq_len_kv=150)).head_dim, step.values.order)
         out = torch.full((2, 3, 80, 160), float("nan")).to(v.dtype)
-        passed = (v, v.stride(), out, 150, 3, 160, 80, variant)
+        passed = (v, v.stride(), out, 150, 3, 160, 80, constants)
         blocks = (-(-160 // KEYS.value), 3, 2)
         gluon_launcher(transpose, blocks, passed, WARPS.value, v.device, moving=(0, 2))(v, out)
         keys = torch.arange(160)
@@ -186,9 +190,9 @@ def test_no_program_is_made_of_a_step_whose_scales_it_would_not_pass(step):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"q": torch.float32}, "q must be float8_e4m3fn or float16 or bfloat16, got torch.float32"),
-        ({"k": torch.bfloat16}, "k must be float8_e4m3fn, got torch.bfloat16"),
-        ({"v": torch.float8_e5m2}, "v must be float8_e4m3fn, got torch.float8_e5m2"),
+        ({"q": torch.float32}, "q must be float8_e4m3fn or float8_e5m2 or float16 or bfloat16, got torch.float32"),
+        ({"k": torch.bfloat16}, r"k must have q.s dtype .torch.float8_e4m3fn., got torch.bfloat16"),
+        ({"v": torch.float8_e5m2}, r"v must have q.s dtype .torch.float8_e4m3fn., got torch.float8_e5m2"),
     ],
 )
 def test_other_dtypes_are_refused_by_name(changes, told):
@@ -230,9 +234,9 @@ def test_a_kernel_refuses_tensors_whose_gradients_it_would_lose(name):
     if name == "q":
         tensors["q"] = tensors["k"].clone()
     tensors[name].requires_grad_()
-    with pytest.raises(ValueError, match=f"{name} must require no gradients.*take step 300 .fp8_dequantized., which"):
+    told = f"{name} must require no gradients.*take steps.attention with the inputs in 16 bits, which"
+    with pytest.raises(ValueError, match=told):
         get_step("p_offset").attention(**tensors)
-    assert get_step("fp8_dequantized").attention(**tensors).requires_grad  # as it was told
     with torch.no_grad():
         get_step("p_offset").attention(**tensors)
 
@@ -243,6 +247,8 @@ def test_what_no_step_takes():
     told = get_step("qk_fp8").unsupported(problem(head_dim=256), "sm_90")
     assert told == "head_dim must be at most 128, as V in 16 bits takes room, got 256"
     assert step.unsupported(problem(window=5), "sm_90") == "takes no sliding window"
+    told = "takes inputs in float8_e4m3fn, not in float8_e5m2"
+    assert get_step("cutile_fp8").unsupported(replace(problem(), dtype=E5M2), "sm_90") == told
     assert "not in float16" in step.unsupported(sixteen_bits(), "sm_90")
     assert "sm_90 alone" in step.unsupported(problem(), "sm_100")
     in_cutile = get_step("cutile_fp8")
@@ -268,6 +274,17 @@ def test_the_tensor_cores_multiply_in_8_bits(step):
     exchanging = step.name == "pv_fp8"
     assert hot["SHFL"] == (20 if exchanging else 4)
     assert hot["F2FP"] == 32 and (hot["PRMT"] > 0) == exchanging
+
+
+@same_compilers
+def test_of_e5m2_the_types_of_factors_alone_change():
+    """The weights stay e4m3; the loop has as many instructions."""
+    step = get_step("p_offset")
+    usual, made = (step.compile(replace(step.default_problem, dtype=dtype)) for dtype in (FP8, E5M2))
+    for factors in ("E5M2.E5M2", "E4M3.E5M2"):  # of the QK and of the PV product
+        assert f"QGMMA.64x128x32.F32.{factors}" in made.texts.sass
+    assert "E4M3.E4M3" not in made.texts.sass and not made.spilled_bytes
+    assert len(made.hot_body) == len(usual.hot_body) and made.registers == usual.registers
 
 
 @same_compilers

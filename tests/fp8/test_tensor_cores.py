@@ -9,7 +9,7 @@ from steps import get_step
 from steps.core.quantized import TorchQuantized
 from tests.fp8.test_steps import problem
 from tests.gpu.tensor_cores import Rule, by_library, cases, measured, same
-from tutorial_lib import passes, reference
+from tutorial_lib import passes, reference, tensor_cores
 from tutorial_lib.tensor_cores import FRACTION_BITS, product
 
 HOPPER = Rule(13, "zero", with_sum=True, group=32, normalized=False, kept=13)
@@ -95,9 +95,28 @@ def test_of_a_long_row_the_tensor_cores_lose_more_than_rounding_does_and_that_is
     inputs, exact, allowed = asked
     found = passes.QUANTIZED.check(made(), LONG, inputs, exact, allowed)
     assert found.correct and found.max_error > 2.5 * allowed[0].in_float32
-    of_weights, of_sums = passes.QUANTIZED.errors_of_parts(made(), LONG, allowed)
-    assert of_sums > 2 * of_weights
+    errors = passes.QUANTIZED.errors_by_cause(LONG, 5, exact, allowed, made())
+    of_inputs, of_weights, of_sums = errors
+    assert of_sums > 2 * of_weights > 0
+    whole = reference.attention_float64(*passes.FORWARD.inputs(replace(LONG, dtype="bfloat16"), 5), False)
+    assert of_inputs == (whole - exact[0]).abs().max().item() > 0
+    told = passes.QUANTIZED.told_by_cause(errors)
+    assert f"quantized inputs {of_inputs:.0e}, rounded weights {of_weights:.0e}, sums in tensor cores" in told
+    alone = passes.QUANTIZED.errors_by_cause(LONG, 5, exact, allowed, made(in_tensor_cores=False))
+    assert alone == (of_inputs, of_weights, 0.0) and "sums" not in passes.QUANTIZED.told_by_cause(alone)
     assert not passes.QUANTIZED.check(made(in_tensor_cores=False), LONG, inputs, exact, allowed).correct
+    assert passes.QUANTIZED.check(made(adds=reference.in_float32), LONG, inputs, exact, allowed).correct
+
+
+def test_no_losses_are_allowed_to_a_gpu_that_has_none(asked, monkeypatch):
+    for major, lossy in ((9, True), (10, False), (12, True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, major=major: (major, 0))
+        assert tensor_cores.lossy_on(torch.device("cuda")) == lossy
+    assert tensor_cores.lossy_on(torch.device("cpu"))
+    inputs, exact, _ = asked
+    monkeypatch.setattr(tensor_cores, "lossy_on", lambda _: False)
+    allowed = passes.QUANTIZED.yardstick(LONG, inputs, exact)
+    assert not passes.QUANTIZED.check(made(), LONG, inputs, exact, allowed).correct
     assert passes.QUANTIZED.check(made(adds=reference.in_float32), LONG, inputs, exact, allowed).correct
 
 

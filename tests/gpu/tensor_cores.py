@@ -45,7 +45,7 @@ def multiply(A, B, C, D, depth: gl.constexpr):
 def measured(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """a b^T + c by the tensor cores, or on the CPU by the simulator.
 
-    a and b ``[cases, 64, depth]`` in e4m3, depth 32, 64 or 128; c ``[cases, 64, 64]`` in float32.
+    a and b ``[cases, 64, depth]`` in fp8, depth 32, 64 or 128; c ``[cases, 64, 64]`` in float32.
     """
     d = torch.full_like(c, float("nan"))
     arguments = a, b, c, d, a.shape[2]
@@ -76,6 +76,9 @@ def cases(number: int, device: str = "cpu", seed: int = 0) -> Iterator[tuple[str
     def e4m3(x):
         return x.clamp(-448, 448).to(torch.float8_e4m3fn)
 
+    def e5m2(x):
+        return x.to(torch.float8_e5m2)
+
     side = SIDE.value
     factor, sums = (number, side, K), (number, side, side)
     a, b = e4m3(normal(*factor) * 30), e4m3(normal(*factor) * 30)
@@ -92,6 +95,10 @@ def cases(number: int, device: str = "cpu", seed: int = 0) -> Iterator[tuple[str
     yield "factors below the normal ones", (any_bits(12, *factor), any_bits(12, *factor), power(-20, -8, *sums))
     weights, values = torch.exp2(uniform(-8, 8, *factor)), normal(*factor) * 90 + 45
     yield "weights and values", (e4m3(weights), e4m3(values), power(8, 22, *sums).abs())
+    yield "weights, and values in e5m2", (e4m3(weights), e5m2(values * 128), power(15, 29, *sums).abs())
+    yield "factors in e5m2", (e5m2(normal(*factor) * 4000), e5m2(normal(*factor) * 4000), power(16, 38, *sums))
+    tiny = e5m2(torch.exp2(uniform(-17, -12, *factor)))
+    yield "factors in e5m2 below the normal ones", (tiny, tiny.flip(1), power(-34, -20, *sums))
     deep = (number, side, 4 * K)
     yield "four instructions", (e4m3(normal(*deep) * 30), e4m3(normal(*deep) * 30), normal(*sums) * 5000)
 
@@ -116,7 +123,8 @@ class Rule:
             if self.normalized:
                 powers = _power_below(products)
             else:
-                x, y = (_power_below(part).clamp(min=2.0**-6) for part in (x, y))
+                least = (torch.finfo(part.dtype).smallest_normal for part in (a, b))
+                x, y = (_power_below(part).clamp(min=low) for part, low in zip((x, y), least))
                 powers = (x[:, :, None] * y[:, None]).masked_fill(products == 0, 0.0)
             largest = powers.amax(-1)
             if self.with_sum:

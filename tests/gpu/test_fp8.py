@@ -124,6 +124,21 @@ def test_the_peer_takes_the_scales(shape):
     assert_right(peer, shape, "cuda")
 
 
+@pytest.mark.parametrize("shape", [LARGE[0], LARGE[4]], ids=lambda p: p.slug)
+def test_errors_are_no_larger_than_the_peers(shape):
+    """Root mean squares, against the inputs before they were quantised, as users see them."""
+    [peer] = QUANTIZED_PEERS
+    skip_unless_taken(peer, shape)
+    shape, seed = replace(shape, batch=1, heads=8, kv_heads=8), secrets.randbits(32)
+    inputs = PASS.inputs(shape, seed, "cuda")
+    exact = reference.attention_float64(*PASS.whole_inputs(shape, seed, "cuda"), shape.causal)
+    errors = [
+        (PASS.call(step, shape, inputs)[0].double() - exact).square().mean().sqrt().item()
+        for step in (peer, get_step("p_offset"), get_step("two_level_accumulation"))
+    ]
+    assert max(errors[1:]) < 1.02 * errors[0], errors
+
+
 def test_they_are_measured_beside_one_another():
     shape = replace(LARGE[1], seq_len_q=2048, seq_len_kv=2048)
     made, _, _ = measure(shape, list(QUANTIZED), list(QUANTIZED_PEERS), Settings(device="cuda", seed=1, rounds=2))

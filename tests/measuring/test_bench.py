@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from steps.measuring import bench
 from steps.reference.peers import GradientPeer, PagedPeer, Peer, QuantizedPeer
 from tests.shapes import problem
 from tutorial_lib.passes import PASSES
+from tutorial_lib.problem import FP8
 
 PEERS = {"forward": Peer, "backward": GradientPeer, "paged": PagedPeer, "fp8": QuantizedPeer}
 
@@ -19,7 +21,8 @@ def test_what_a_peer_needs_is_imported_before_its_turn(direction, monkeypatch, t
     name = f"somebody_elses_{direction}"
     (tmp_path / f"{name}.py").write_text("", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    asked, turns = problem(page_size=16 if direction == "paged" else None), []
+    asked = problem(page_size=16 if direction == "paged" else None)
+    asked, turns = replace(asked, dtype=FP8) if direction == "fp8" else asked, []
 
     @contextmanager
     def turn(device):

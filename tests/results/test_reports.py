@@ -377,3 +377,9 @@ def test_a_report_tells_what_others_publish():
     assert "| error / SDPA's |" in text and "cosine" not in text
     told = run.model_copy(update={"steps": [m.model_copy(update={"cosine": 0.999999987}) for m in run.steps]})
     assert "| 0.99999999 |" in as_markdown(told) and "The cosine is that of the angle" in as_markdown(told)
+
+
+def test_a_report_of_fp8_speaks_of_nobody_elses_error():
+    run = read_run(ROOT / "results" / "nvidia-h200" / "b4_h32_s4096_d128_fp8_causal" / "results.json")
+    text = as_markdown(run)
+    assert run.inside and "error (fp8's)" in text and "twice fp8's" in text and "SDPA's" not in text

@@ -20,6 +20,7 @@ DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,
     "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e5": torch.float8_e5m2,
     "int1": torch.bool,
     "int8": torch.int8,
     "int16": torch.int16,
