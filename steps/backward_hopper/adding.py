@@ -52,13 +52,12 @@ class Sequence(Pieces):
     warpgroup may.
 
     behind(barriers, iteration, warpgroup, variant): it has. end(aside, iteration, work, warpgroup, variant): so it has
-    in the last iteration, too. counts: whether blocks count in global memory what they have added.
+    in the last iteration, too.
     """
 
     before: Callable
     behind: Callable
     end: Callable
-    counts: bool = True
 
 
 @gluon.jit
@@ -308,7 +307,7 @@ LINES = Adding(add_from_registers, in_lines, nothing, nothing, by_tma=False, fou
 BY_TMA = Adding(add_by_tma, in_pairs, nothing, nothing, by_tma=True, fours=False)
 FOURS_BY_TMA = Adding(add_by_tma, in_fours, nothing, nothing, by_tma=True, fours=True)
 FOURS_LATER = Adding(store_to_add_later, in_fours, add_stored, add_last, by_tma=True, fours=True)
-ANY_ORDER = Sequence(nothing, nothing, nothing, counts=False)
+ANY_ORDER = Sequence(nothing, nothing, nothing)
 IN_ORDER = Sequence(pass_on_and_await, nothing, pass_on)
 BY_ADDER = Sequence(await_adder, tell_adder, nothing)
 PASSED_ON = Sequence(await_blocks_before, tell_who_passes_on, nothing)

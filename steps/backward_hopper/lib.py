@@ -342,11 +342,12 @@ NOBODY = Helpers(None, None, nothing, nothing, ())
 
 
 @gluon.jit
-def fetch_rows(array, numbers, ring, number_ring, full, stage, batch, head, line, row):
-    """Ask TMA for a tile of queries of Q or dO, and for its log-sum-exps or row sums, into a slot of each ring."""
-    mbarrier.expect(full.index(stage), array.nbytes_per_cta + numbers.nbytes_per_cta)
-    tma.async_load(array, [batch, head, row, 0], full.index(stage), ring.index(stage))
-    tma.async_load(numbers, [line, row], full.index(stage), number_ring.index(stage))
+def fetch_rows(array, numbers, slot, number_slot, full, head, batch, i, line, variant: gl.constexpr):
+    """Ask TMA for the i-th tile of queries of Q or dO, and for its log-sum-exps or row sums."""
+    ROWS: gl.constexpr = variant.tile.query
+    mbarrier.expect(full, array.nbytes_per_cta + numbers.nbytes_per_cta)
+    tma.async_load(array, [batch, head, i * ROWS, 0], full, slot)
+    tma.async_load(numbers, [line, i * ROWS], full, number_slot)
 
 
 @gluon.jit
@@ -363,17 +364,17 @@ def produce(arrays, tiles, barriers, work, aside, variant: gl.constexpr):
     for iteration in range(variant.group_size * work.a_head):
         head, i = position(work, iteration, variant)
         line = work.batch * work.heads + head
-        row = i * variant.tile.query
         stage = iteration % STAGES
         used = iteration // STAGES & 1 ^ 1
         mbarrier.wait(barriers.query_empty.index(stage), used)
+        full = barriers.query_full.index(stage)
         fetch_rows(
-            arrays.query, arrays.numbers, tiles.query, tiles.lse, barriers.query_full, stage, work.batch, head, line,
-            row,
+            arrays.query, arrays.numbers, tiles.query.index(stage), tiles.lse.index(stage), full, head, work.batch, i,
+            line, variant,
         )  # fmt: skip
-        line += work.batches * work.heads
         mbarrier.wait(barriers.d_output_empty.index(stage), used)
+        full = barriers.d_output_full.index(stage)
         fetch_rows(
-            arrays.d_output, arrays.numbers, tiles.d_output, tiles.row_sum, barriers.d_output_full, stage, work.batch,
-            head, line, row,
+            arrays.d_output, arrays.numbers, tiles.d_output.index(stage), tiles.row_sum.index(stage), full, head,
+            work.batch, i, work.batches * work.heads + line, variant,
         )  # fmt: skip

@@ -93,7 +93,7 @@ def prepare(
     if line < clearing:
         clear_rows(Sums, i * ROWS, line, padded, ROWS, variant.line, variant)
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
-    if variant.counts:
+    if Counts is not None:
         for n in range(line * gl.num_programs(0) + i, counts, programs):
             gl.store(Counts + n, 0)
     if variant.sharing > 1:

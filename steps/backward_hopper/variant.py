@@ -8,7 +8,7 @@ from functools import cached_property
 
 from triton.experimental.gluon import language as gl
 
-from steps.backward_hopper.adding import Adding, Sequence
+from steps.backward_hopper.adding import ANY_ORDER, Adding, Sequence
 from steps.backward_hopper.lib import Begin, Helpers
 from steps.backward_hopper.products import Exchange, Fence, Gradient, Keys
 from steps.core.tiles import Tile
@@ -116,7 +116,7 @@ class Variant:
     @property
     def counts(self) -> bool:
         """Whether blocks count in global memory how far they are, and others wait for that."""
-        return self.ahead > 0 or self.sequence.counts
+        return self.ahead > 0 or self.sequence is not ANY_ORDER
 
     @property
     def rows_apart(self) -> bool:
