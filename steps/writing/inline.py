@@ -302,7 +302,8 @@ def _is_first(value: cst.BaseExpression) -> bool:
 
 def _is_terse(value: cst.BaseExpression) -> bool:
     """Whether it is ``n + 1`` or the like, which may stand in place of a name more than once."""
-    return isinstance(value, cst.BinaryOperation) and pure(value) and len(code(value)) <= TERSE
+    counts = isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Add | cst.Subtract)
+    return counts and isinstance(value.right, cst.Integer) and pure(value) and len(code(value)) <= TERSE
 
 
 def _names(target: cst.BaseExpression) -> list[str] | None:
