@@ -46,11 +46,9 @@ def numbers_of(Numbers, line, row, count: gl.constexpr, padded, layout: gl.const
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches"])
-def prepare(
-    Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, seq_len_q, padded, heads, batches, variant: gl.constexpr
-):  # fmt: skip
+def prepare(Out, DO, LSE, Numbers, strides, seq_len_q, padded, heads, batches, variant: gl.constexpr):
     """For every query the log-sum-exp in base 2, and behind all of these D, the sum of dO O over head_dim."""
     prepare_rows(
-        Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, gl.program_id(0) * variant.tile.query,
-        gl.program_id(1), gl.program_id(2), heads, batches, seq_len_q, padded, False, variant,
+        Out, DO, LSE, Numbers, strides, gl.program_id(0) * variant.tile.query, gl.program_id(1), gl.program_id(2),
+        heads, batches, seq_len_q, padded, variant.tile.query, variant.rows, variant,
     )  # fmt: skip

@@ -105,7 +105,7 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
         preparing = gluon_launcher(
             prepare,
             (padded(problem) // ROWS, problem.heads, problem.batch),
-            (o, do, lse, numbers, *strides, *sizes, Rows(problem.head_dim)),
+            (o, do, lse, numbers, strides, *sizes, Rows(problem.head_dim)),
             ROW_WARPS,
             device,
             range(4),

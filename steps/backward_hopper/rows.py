@@ -10,19 +10,18 @@ from steps.gluon import names  # noqa: F401
 
 @gluon.jit
 def prepare_rows(
-    Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, first_row, head, batch, heads, batches, seq_len_q,
-    padded, by_spare: gl.constexpr, variant: gl.constexpr,
+    Out, DO, LSE, Numbers, strides, first_row, head, batch, heads, batches, seq_len_q, padded, rows: gl.constexpr,
+    layout: gl.constexpr, variant: gl.constexpr,
 ):  # fmt: skip
     """For a few rows of a head: the log-sum-exp in base 2 and D, the sum of dO O over head_dim.
 
-    Rows past the end, and rows that see no key, get plus infinity: their weights will be zero. by_spare: spare warps
-    do it, for fewer rows at a time.
+    Rows past the end, and rows that see no key, get plus infinity: their weights will be zero. strides: of o, dO and
+    the log-sum-exp. rows, layout: how many rows, and how O and dO are held [row, head_dim].
     """
-    ROWS: gl.constexpr = variant.rows_prepared if by_spare else variant.tile.query
-    LAYOUT: gl.constexpr = variant.rows_of_two if by_spare else variant.rows
     D: gl.constexpr = variant.head_dim
-    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
+    o_strides, do_strides, lse_strides = strides[0], strides[1], strides[2]
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, layout))
+    column = gl.arange(0, D, gl.SliceLayout(0, layout))
     there = row < seq_len_q
     far = gl.minimum(row, seq_len_q - 1).to(gl.int64)  # all may be asked for, and nobody waits to know which are there
     line = batch.to(gl.int64) * heads + head
@@ -50,12 +49,11 @@ def prepare_rows(
 
 
 @gluon.jit
-def clear_rows(Sums, first_row, line, padded, by_spare: gl.constexpr, variant: gl.constexpr):
-    """Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time."""
-    LINE: gl.constexpr = variant.line_of_two if by_spare else variant.line
-    ELEMENTS: gl.constexpr = (variant.rows_prepared if by_spare else variant.tile.query) * variant.head_dim
-    offset = gl.arange(0, ELEMENTS, LINE)
-    zeros = gl.full([ELEMENTS], 0.0, gl.float32, LINE)
+def clear_rows(Sums, first_row, line, padded, rows: gl.constexpr, layout: gl.constexpr, variant: gl.constexpr):
+    """Zeros for dQ's sums of so many rows. layout: of the zeros, one after the other."""
+    ELEMENTS: gl.constexpr = rows * variant.head_dim
+    offset = gl.arange(0, ELEMENTS, layout)
+    zeros = gl.full([ELEMENTS], 0.0, gl.float32, layout)
     gl.store(Sums + (line.to(gl.int64) * padded + first_row) * variant.head_dim + offset, zeros)
 
 
@@ -75,24 +73,25 @@ def last_head_first():
 
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces", "clearing"])
 def prepare(
-    Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, heads, batches, counts,
-    pieces, clearing, variant: gl.constexpr, Counts=None,
+    Out, DO, LSE, Numbers, Sums, strides, seq_len_q, padded, heads, batches, counts, pieces, clearing,
+    variant: gl.constexpr, Counts=None,
 ):  # fmt: skip
     """All that is made ready for a tile of queries; and zeros, shared out among the tiles.
 
     Zeros for dQ's sums are for the first ``clearing`` heads. Others are for so many counts,
-    and for so many pieces of sums behind those for dQ, each as large as a tile of queries.
+    and for so many pieces of sums behind those for dQ, each as large as a tile of queries; None: there are none.
+    strides: of o, dO and the log-sum-exp.
     """
     ROWS: gl.constexpr = variant.tile.query
     variant.begin.let()
     i = gl.program_id(0)
     line = variant.line_of_block()
     prepare_rows(
-        Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, i * ROWS, line % heads, line // heads, heads,
-        batches, seq_len_q, padded, False, variant,
+        Out, DO, LSE, Numbers, strides, i * ROWS, line % heads, line // heads, heads, batches, seq_len_q, padded, ROWS,
+        variant.rows, variant,
     )  # fmt: skip
     if line < clearing:
-        clear_rows(Sums, i * ROWS, line, padded, False, variant)
+        clear_rows(Sums, i * ROWS, line, padded, ROWS, variant.line, variant)
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
     if Counts is not None:
         for n in range(line * gl.num_programs(0) + i, counts, programs):

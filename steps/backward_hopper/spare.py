@@ -53,13 +53,13 @@ def lines_ahead(variant: gl.constexpr):
 @gluon.jit
 def iterations_before(j, tiles, variant: gl.constexpr):
     """Iterations that the first j blocks of a head take, of so many tiles of queries."""
-    j, tiles = j.to(gl.int64), tiles.to(gl.int64)
     if variant.causal:
         RATIO: gl.constexpr = variant.tile.key // variant.tile.query
+        j, tiles = j.to(gl.int64), tiles.to(gl.int64)
         seen = gl.minimum(j, gl.cdiv(tiles, RATIO))
         return seen * tiles - RATIO * (seen * (seen - 1) // 2)
     else:
-        return j * tiles
+        return j.to(gl.int64) * tiles.to(gl.int64)
 
 
 @gluon.jit
@@ -87,11 +87,11 @@ def prepare_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.con
         first, end = own_share(aside.padded // ROWS, aside.rates[0], work, variant)
         for piece in range(first, end):
             prepare_rows(
-                aside.output, aside.d_output, aside.lse, aside.numbers, aside.strides[0], aside.strides[1],
-                aside.strides[2], piece * ROWS, line % work.heads, line // work.heads, work.heads, work.batches,
-                aside.seq_len_q, aside.padded, True, variant,
+                aside.output, aside.d_output, aside.lse, aside.numbers, aside.strides, piece * ROWS, line % work.heads,
+                line // work.heads, work.heads, work.batches, aside.seq_len_q, aside.padded, ROWS, variant.rows_of_two,
+                variant,
             )  # fmt: skip
-            clear_rows(aside.sums, piece * ROWS, line, aside.padded, True, variant)
+            clear_rows(aside.sums, piece * ROWS, line, aside.padded, ROWS, variant.line_of_two, variant)
         gl.barrier()  # one thread counts for all
         gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
 

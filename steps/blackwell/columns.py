@@ -65,7 +65,10 @@ def issue_scores(query, keys, iteration, scores, done, variant: gl.constexpr):
 
 @gluon.jit
 def issue_output(weights, values, iteration, output, add, done, variant: gl.constexpr):
-    """Begin the PV product, and add it to the output where ``add``. ``done`` as above."""
+    """Begin the PV product; ``done`` is as above.
+
+    add: whether it is added to the output.
+    """
     value = values.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
     if variant.multicast:
         blackwell.tcgen05_mma(weights, value, output, use_acc=add, multicast=True, mbarriers=[done])

@@ -207,7 +207,8 @@ def _of_gradients(step: CuTileGradients, problem: Problem, arch: str) -> Launch:
 @launch_of.register
 def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> Launch:
     variant = step.variant(problem)
-    absent = {} if variant.counts else {"Counts": None}
+    absent = {} if variant.counts else {"Counts": None, "counts": None}
+    absent |= {} if variant.sharing > 1 else {"pieces": None}
     kernels = {"kernel": step.entry(problem, arch), "prepare": (rows.prepare, {"variant": variant} | absent)}
     kernels["scaled"] = (rows.scaled, {"variant": variant, "of_keys": False, "followed": variant.sharing > 1})
     if variant.sharing > 1:
@@ -222,7 +223,6 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
         "spare": variant.spare,
         "ahead": variant.ahead,
         "counts": variant.counts,
-        "counted": Raw("counts.numel()" if variant.counts else "0"),
         "pieces": Raw(f"of_keys // ({variant.tile.query} * {variant.head_dim})" if variant.sharing > 1 else "0"),
         "early": variant.begin.early,
         "by_tma": variant.adding.by_tma,

@@ -62,7 +62,7 @@ def _parts(text: str) -> tuple[dict[str, ast.expr], dict[str, list[str]]]:
             value = node.value
             if isinstance(value, ast.Call) and ast.unparse(value.func) == "gl.constexpr":
                 value = value.args[0]
-            constants[node.targets[0].id] = value
+            constants |= {target.id: value for target in node.targets}
     return constants, functions
 
 
@@ -72,7 +72,6 @@ def _compared(own: tuple[dict, dict], other: tuple[dict, dict]) -> str:
     new = {name: value for name, value in its_constants.items() if not _same(value, constants.get(name))}
     told = [f"{name} {ast.unparse(value)}" for name, value in new.items() if not isinstance(value, ast.Call | ast.Name)]
     layouts = [name for name, value in new.items() if _is_layout(value) or _is_layout(constants.get(name))]
-    told += [f"other layouts {', '.join(layouts)}"] if layouts else []
     changed = {}
     for name in [name for name in functions if name in its_functions]:
         before, now = Counter(functions[name]), Counter(its_functions[name])
@@ -80,6 +79,14 @@ def _compared(own: tuple[dict, dict], other: tuple[dict, dict]) -> str:
             new, gone = [*(now - before).elements()], [*(before - now).elements()]
             targets = {line.partition(" = ")[0] for line in new}
             changed[name] = (new, [line for line in gone if line.partition(" = ")[0] not in targets])
+    apart = functions.keys() ^ its_functions.keys()
+    whole = not changed and not apart and all(len(ast.unparse(new[name])) <= WIDEST for name in layouts)
+    if layouts:  # in full, where that is all to be changed
+        told += (
+            [f"{name} {ast.unparse(new[name])}" for name in layouts]
+            if whole
+            else [f"other layouts {', '.join(layouts)}"]
+        )
     several = sum(len(new) + len(gone) for new, gone in changed.values()) > QUOTED
     if names := [name for name in changed if several and name not in LAUNCHES]:
         told.append(f"other lines in {', '.join(names)}")

@@ -32,7 +32,6 @@ NAMES = {  # of the host code's constants, and what kernels call them
     "group_size": ("GROUP", "GROUP_SIZE", "query heads for each head of keys and values"),
 }
 WORDS = {  # what kernels say of the project, and what stands for it in a program
-    " (``skeleton.heads_ahead``)": "",
     " (see adding.py)": "",
     " (see shared_fours)": "",
     ": see shared_fours": "",

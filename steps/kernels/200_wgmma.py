@@ -18,7 +18,8 @@ Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 40; tog
 Made from step 200 wgmma (TMA and wgmma) of the FMHA tutorial by
 python -m steps.export wgmma --head-dim 128 --seq-len 4096 --dtype float16 --causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64; other layouts OUTPUT, WEIGHTS
+  --head-dim 64: HEAD_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16,
+    64, 16]); WEIGHTS gl.DotOperandLayout(operand_index=0, parent=OUTPUT, k_width=2)
   --dtype bfloat16: the same kernel and launch
   --no-causal: other lines in fmha; has no tiles_to_visit
   --seq-len-kv 4001: in fmha `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
@@ -162,7 +163,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
                 if masked:
                     # Scores [query, key] with minus infinity where a query must not see a key.
                     query_2 = query_tile.row + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-                    key_2 = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+                    key_2 = j * TILE_KEY + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
                     scores = gl.where(key_2[None, :] <= query_2[:, None], scores, float("-inf"))
                 # --- online softmax ---
                 new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)

@@ -21,7 +21,8 @@ Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 80; tog
 Made from step 201 producer (Producer and consumers) of the FMHA tutorial by
 python -m steps.export producer --head-dim 128 --seq-len 4096 --dtype float16 --causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64; other layouts OUTPUT, WEIGHTS
+  --head-dim 64: HEAD_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16,
+    64, 16]); WEIGHTS gl.DotOperandLayout(operand_index=0, parent=OUTPUT, k_width=2)
   --dtype bfloat16: the same kernel and launch
   --no-causal: other lines in consume, produce; has no tiles_to_visit
   --seq-len-kv 4001: in consume `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
@@ -99,7 +100,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
     output = tiles.output.index(warpgroup)
     iteration = 0  # tiles of keys so far
     query_iteration = 0
-    # As ``own_tiles``, where every block computes the tile of its number, and ends.
+    # Every block computes the tile of its number, and ends.
     n = gl.program_id(0)
     last = n + 1
     while n < last:
@@ -134,7 +135,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
                 if masked:
                     # Scores [query, key] with minus infinity where a query must not see a key.
                     query_2 = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-                    key_2 = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+                    key_2 = j * TILE_KEY + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
                     scores = gl.where(key_2[None, :] <= query_2[:, None], scores, float("-inf"))
                 # --- online softmax ---
                 new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
@@ -171,7 +172,7 @@ def produce(arrays, tiles, barriers, work):
     """The producer: fetches the tiles of this block, each as soon as its slot is empty."""
     iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled
     query_iteration = 0
-    # As ``own_tiles``, where every block computes the tile of its number, and ends.
+    # Every block computes the tile of its number, and ends.
     n = gl.program_id(0)
     last = n + 1
     while n < last:
@@ -187,7 +188,7 @@ def produce(arrays, tiles, barriers, work):
         full = barriers.query_full.index(query_stage)
         mbarrier.expect(full, WARPGROUPS * arrays.query.nbytes_per_cta)
         for warpgroup in gl.static_range(WARPGROUPS):
-            at = [batch, head, (row + warpgroup * ROWS), 0]
+            at = [batch, head, row + warpgroup * ROWS, 0]
             tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
         # Ask TMA for so many tiles of keys and values as ``end`` says.
         for j in range(end):

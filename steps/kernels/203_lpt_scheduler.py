@@ -21,7 +21,8 @@ Bytes of shared memory: query 32,768, key 65,536, value 65,536, output 32,768, b
 Made from step 203 lpt_scheduler (Persistent, LPT scheduler) of the FMHA tutorial by
 python -m steps.export lpt_scheduler --head-dim 128 --seq-len 4096 --dtype float16 --causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64; OUTPUT_COLUMNS 64; other layouts OUTPUT, WEIGHTS
+  --head-dim 64: HEAD_DIM 64; OUTPUT_COLUMNS 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
+    instr_shape=[16, 64, 16]); WEIGHTS gl.DotOperandLayout(operand_index=0, parent=OUTPUT, k_width=2)
   --dtype bfloat16: the same kernel and launch
   --no-causal: other lines in consume, produce, deal; has no tiles_to_visit
   --seq-len-kv 4001: in consume `first_scores = gl.where((key_3 < query_tile.seq_len_kv)[None, :], first_scores,
@@ -143,8 +144,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         # --- all others, and the last tile's output ---
         for j in range(1, block_end):
             # --- issue: scores of this tile, output of the tile before ---
-            awaited = iteration + 1
-            mbarrier.wait(barriers.key_full.index(awaited % STAGES), awaited // STAGES & 1)
+            mbarrier.wait(barriers.key_full.index((iteration + 1) % STAGES), (iteration + 1) // STAGES & 1)
             # Begin the QK product [query, key]. K and Q lie in shared memory.
             none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
             key = tiles.key.index((iteration + 1) % STAGES).reshape([TILE_KEY, HEAD_DIM])
@@ -160,7 +160,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
             # --- online softmax, while the output is computed ---
             if j >= whole:
                 query_3 = row + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-                key_4 = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+                key_4 = j * TILE_KEY + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
                 scores = gl.where(key_4[None, :] <= query_3[:, None], scores, float("-inf"))
             # The softmax of a tile, and the output rescaled, once the PV product of tile ``iteration`` has ended.
             new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
@@ -187,7 +187,6 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         iteration += 1
         # Normalise and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory.
         o = (accumulator * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]).to(output.dtype)
-        row = query_tile.row + warpgroup * ROWS
         # Hand the output to TMA, which drops rows past the end.
         tma.store_wait(0)
         output.reshape(o.shape).store(o)
@@ -220,7 +219,7 @@ def produce(arrays, tiles, barriers, work):
         full = barriers.query_full.index(query_stage)
         mbarrier.expect(full, WARPGROUPS * arrays.query.nbytes_per_cta)
         for warpgroup in gl.static_range(WARPGROUPS):
-            at = [batch, head, (row + warpgroup * ROWS), 0]
+            at = [batch, head, row + warpgroup * ROWS, 0]
             tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
         # Ask TMA for so many tiles of keys and values as ``end`` says.
         for j in range(end):

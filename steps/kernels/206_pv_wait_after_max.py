@@ -165,8 +165,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         # --- all others, and the last tile's output ---
         for j in range(1, end):
             # --- issue: scores of this tile, output of the tile before ---
-            awaited = iteration + 1
-            mbarrier.wait(barriers.key_full.index(awaited % STAGES), awaited // STAGES & 1)
+            mbarrier.wait(barriers.key_full.index((iteration + 1) % STAGES), (iteration + 1) // STAGES & 1)
             scores = issue_scores(query, tiles.key, iteration + 1)
             # Wait until TMA has filled the slot of this tile of a ring.
             mbarrier.wait(barriers.value_full.index(iteration % STAGES), iteration // STAGES & 1)
@@ -179,7 +178,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
             # --- online softmax, while the output is computed ---
             if j >= whole:
                 query_3 = row + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-                key_2 = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+                key_2 = j * TILE_KEY + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
                 scores = gl.where(key_2[None, :] <= query_3[:, None], scores, float("-inf"))
             # The softmax of a tile, and the output rescaled, once the PV product of tile ``iteration`` has ended.
             new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
@@ -212,10 +211,9 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         # The first product for the next queries is issued behind the last for these, and runs while these are
         # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
         if n < last:
-            awaited_2 = query_iteration + 1
-            mbarrier.wait(barriers.query_full.index(awaited_2 % QUERY_STAGES), awaited_2 // QUERY_STAGES & 1)
-            awaited_2 = iteration + 1
-            mbarrier.wait(barriers.key_full.index(awaited_2 % STAGES), awaited_2 // STAGES & 1)
+            awaited = query_iteration + 1
+            mbarrier.wait(barriers.query_full.index(awaited % QUERY_STAGES), awaited // QUERY_STAGES & 1)
+            mbarrier.wait(barriers.key_full.index((iteration + 1) % STAGES), (iteration + 1) // STAGES & 1)
         following = query_of(tiles.query, query_iteration + 1, warpgroup)
         issued = issue_scores(following, tiles.key, iteration + 1)
         accumulator = warpgroup_mma_wait(1, deps=[accumulator])
@@ -228,7 +226,6 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         # Normalise and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory.
         row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, ACCUMULATOR))
         o = (accumulator * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]).to(output.dtype)
-        row = query_tile.row + warpgroup * ROWS
         # Hand the output to TMA, which drops rows past the end.
         tma.store_wait(0)
         output.reshape(o.shape).store(o)
@@ -262,7 +259,7 @@ def produce(arrays, tiles, barriers, work):
         full = barriers.query_full.index(query_stage)
         mbarrier.expect(full, WARPGROUPS * arrays.query.nbytes_per_cta)
         for warpgroup in gl.static_range(WARPGROUPS):
-            at = [batch, head, (row + warpgroup * ROWS), 0]
+            at = [batch, head, row + warpgroup * ROWS, 0]
             tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
         # Ask TMA for so many tiles of keys and values as ``end`` says.
         for j in range(end):

@@ -70,7 +70,7 @@ Work = namedtuple("Work", "order starts heads tiles_a_head seq_len_kv")
 # Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
 # mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it. nobody: where
-# nobody arrives (``hold_by_nobody``).
+# nobody arrives.
 Barriers = namedtuple("Barriers", "query_full query_empty key_full key_empty value_full value_empty nobody")
 # A tile of queries. row: of its first query. seq_len_kv: how many keys there are.
 QueryTile = namedtuple("QueryTile", "row seq_len_kv")
@@ -208,9 +208,8 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         row_max = first_max
         for j in range(1, end):
             # --- issue: scores of this tile, output of the tile before ---
-            awaited = iteration + 1
-            mbarrier.wait(barriers.key_full.index(awaited % STAGES), awaited // STAGES & 1)
-            # As ``issue_scores``, where a quarter of Q is in registers: a product for it, and two for what is not.
+            mbarrier.wait(barriers.key_full.index((iteration + 1) % STAGES), (iteration + 1) // STAGES & 1)
+            # A quarter of Q is in registers: a product for it, and two for what is not.
             lower, second, upper = query
             none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
             key = tiles.key.index((iteration + 1) % STAGES).reshape([TILE_KEY, HEAD_DIM])
@@ -230,7 +229,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
             if j >= whole:
                 # Scores [query, key] with minus infinity where a query must not see a key.
                 query_3 = row + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-                key_3 = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+                key_3 = j * TILE_KEY + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
                 scores = gl.where(key_3[None, :] <= query_3[:, None], scores, float("-inf"))
             # The softmax of a tile, and the output rescaled, once the PV product of tile ``iteration`` has ended.
             new_max = gl.maximum(row_max, in_four_chains(scores) * scale)
@@ -249,10 +248,9 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
             iteration += 1
         # --- issue: first scores for the next queries, last output for these ---
         if more:
-            awaited_2 = query_iteration + 1
-            mbarrier.wait(barriers.query_full.index(awaited_2 % QUERY_STAGES), awaited_2 // QUERY_STAGES & 1)
-            awaited_2 = iteration + 1
-            mbarrier.wait(barriers.key_full.index(awaited_2 % STAGES), awaited_2 // STAGES & 1)
+            awaited = query_iteration + 1
+            mbarrier.wait(barriers.query_full.index(awaited % QUERY_STAGES), awaited // QUERY_STAGES & 1)
+            mbarrier.wait(barriers.key_full.index((iteration + 1) % STAGES), (iteration + 1) // STAGES & 1)
         following = query_of(tiles.query, query_iteration + 1, warpgroup)
         # Begin the QK product [query, key]. K and Q lie in shared memory.
         none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
@@ -266,7 +264,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         if query_iteration > 0:
             # Ask TMA to store a warpgroup's output, which the warps have written to its buffer in shared memory.
             fence_async_shared()
-            at = [sent_batch, sent_head, (sent_tile.row + warpgroup * ROWS), 0]
+            at = [sent_batch, sent_head, sent_tile.row + warpgroup * ROWS, 0]
             tma.async_store(arrays.output, at, tiles.output.index(warpgroup))
         row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, ACCUMULATOR))
         inverse = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]
@@ -274,7 +272,6 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         first_scores = warpgroup_mma_wait(1, deps=[first_scores])
         mbarrier.arrive(barriers.key_empty.index((iteration + 1) % STAGES), count=1, pred=more)
         first_scores, first_max = first_maxima(first_scores, next_tile, scale, warpgroup)
-        # Keep what follows behind what is in front: a wait for an mbarrier where nobody arrives.
         mbarrier.wait(barriers.nobody.index(0), 1)
         accumulator, first_max = warpgroup_mma_wait(0, deps=[accumulator, first_max])
         o = (accumulator * inverse).to(dtype)
@@ -287,7 +284,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         iteration += 1
         query_iteration += 1
     fence_async_shared()
-    at = [sent_batch, sent_head, (sent_tile.row + warpgroup * ROWS), 0]
+    at = [sent_batch, sent_head, sent_tile.row + warpgroup * ROWS, 0]
     tma.async_store(arrays.output, at, tiles.output.index(warpgroup))
     tma.store_wait(0)
 
@@ -315,7 +312,7 @@ def produce(arrays, tiles, barriers, work):
         full = barriers.query_full.index(query_stage)
         mbarrier.expect(full, WARPGROUPS * arrays.query.nbytes_per_cta)
         for warpgroup in gl.static_range(WARPGROUPS):
-            at = [batch, head, (row + warpgroup * ROWS), 0]
+            at = [batch, head, row + warpgroup * ROWS, 0]
             tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
         # Ask TMA for so many tiles of keys and values as ``end`` says.
         for j in range(end):

@@ -31,12 +31,12 @@ Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutor
 python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
   --head-dim 128: TILE_QUERY 64; HEAD_DIM 128; ROWS_PREPARED 8; ROWS_SCALED 4; ADDED_UP 128; other layouts ROWS_LAYOUT,
-    ROWS_OF_TWO, SUMS, ROWS_OF_ONE, SCORES; other lines in issue_own_d_query, consume; in gradients `rates =
+    SUMS, ROWS_OF_TWO, ROWS_OF_ONE, SCORES; other lines in issue_own_d_query, consume; in gradients `rates =
     tuple((pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (8, 4)))`; also has add_by_tma, number_of; has no
     store_for_tma, let_tma_add
   --dtype bfloat16: in consume `weights = in_bfloat16(rounded)`; also has in_bfloat16
-  --causal: AHEAD 264; SECTION 264; other lines in consume, produce, iterations_before, own_share, fmha_backward,
-    pieces_an_iteration; in gradients `cleared = min(lines, max(2, 264 // blocks))`; also has add_by_tma; has no
+  --causal: AHEAD 264; SECTION 264; other lines in consume, produce, own_share, fmha_backward, pieces_an_iteration; in
+    gradients `cleared = min(lines, max(2, 264 // blocks))`; also has add_by_tma, iterations_before; has no
     store_for_tma, let_tma_add
   --seq-len-kv 4001: other lines in consume, fmha_backward; also has add_by_tma; has no store_for_tma, let_tma_add
 """
@@ -59,7 +59,6 @@ from triton.testing import do_bench
 
 TILE_QUERY = gl.constexpr(128)
 HEAD_DIM = gl.constexpr(64)
-ROWS_PREPARED = gl.constexpr(16)
 STAGES = gl.constexpr(2)
 TILE_KEY = gl.constexpr(128)
 QUERY_ROWS = gl.constexpr(64)
@@ -67,6 +66,7 @@ QUERY_COLUMNS = gl.constexpr(64)
 WARPGROUPS = gl.constexpr(2)
 WRITERS = gl.constexpr(2)
 KEYS = gl.constexpr(64)
+ROWS_PREPARED = gl.constexpr(16)
 ROWS_SCALED = gl.constexpr(8)
 AWAIT = gl.constexpr(
     "{ .reg .pred wrong; .reg .b32 seen; again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 wrong, seen, $2"
@@ -75,14 +75,15 @@ AWAIT = gl.constexpr(
 AHEAD = gl.constexpr(144)
 KEPT = gl.constexpr(64)
 ROWS_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-ROWS_OF_TWO = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [2, 1], [1, 0]))
-LINE_OF_TWO = gl.constexpr(gl.BlockedLayout([4], [32], [2], [0]))
-LINE_LAYOUT = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
+LINE = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
 SHARED_NUMBERS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32))
 SHARED_SCORES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16))
 SHARED_SUMS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4))
 SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
+QUERY_SUMS = SUMS
+ROWS_OF_TWO = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [2, 1], [1, 0]))
+LINE_OF_TWO = gl.constexpr(gl.BlockedLayout([4], [32], [2], [0]))
 ROWS_OF_ONE = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [1, 1], [1, 0]))
 SCORES = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 SHARED_FOURS = gl.constexpr(
@@ -93,7 +94,6 @@ QUERY_FOURS = gl.constexpr(
     gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [8, 0], [0, 16], [0, 32]], lane_bases=[[0, 4], [0, 8], [1, 0],
     [2, 0], [4, 0]], warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[64, 64]),
 )  # fmt: skip
-QUERY_SUMS = SUMS
 FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2))
 KEY_FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SCORES, k_width=2))
 
@@ -137,7 +137,7 @@ def store_for_tma(d_query, tiles, warpgroup: gl.constexpr):
 def let_tma_add(arrays, tiles, iteration, work, warpgroup: gl.constexpr):
     """Ask TMA to add a warpgroup's dQ of an iteration, which the warpgroup has stored."""
     fence_async_shared()
-    first_row = iteration * TILE_QUERY + (warpgroup * QUERY_ROWS)
+    first_row = iteration * TILE_QUERY + warpgroup * QUERY_ROWS
     corner = [work.batch, work.head, first_row, 0]
     tma.async_atomic_add(arrays.sums, corner, tiles.d_query.index(warpgroup))
 
@@ -175,14 +175,13 @@ def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr):
 
 @gluon.jit
 def prepare_rows(
-    Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, first_row, head, batch, heads, batches, seq_len_q,
-    padded, by_spare: gl.constexpr,
+    Out, DO, LSE, Numbers, strides, first_row, head, batch, heads, batches, seq_len_q, padded, rows: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
     """For a few rows of a head: the log-sum-exp in base 2 and D, the sum of dO O over head_dim."""
-    ROWS: gl.constexpr = ROWS_PREPARED if by_spare else TILE_QUERY
-    LAYOUT: gl.constexpr = ROWS_OF_TWO if by_spare else ROWS_LAYOUT
-    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
+    o_strides, do_strides, lse_strides = strides[0], strides[1], strides[2]
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, layout))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
     there = row < seq_len_q
     far = gl.minimum(row, seq_len_q - 1).to(gl.int64)  # all may be asked for, and nobody waits to know which are there
     line = batch.to(gl.int64) * heads + head
@@ -198,38 +197,34 @@ def prepare_rows(
     row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
     gl.store(Numbers + (batches * heads + line) * padded + row, gl.where(there, row_sum, 0.0))
     # --- log-sum-exp ---
-    gl.store(Numbers + line * padded + row, gl.where(there & (lse > NONE), lse * 1.4426950408889634, float("inf")))
+    INVERSE_LN2: gl.constexpr = 1.4426950408889634
+    gl.store(Numbers + line * padded + row, gl.where(there & (lse > NONE), lse * INVERSE_LN2, float("inf")))
 
 
 @gluon.jit
-def clear_rows(Sums, first_row, line, padded, by_spare: gl.constexpr):
-    """Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time."""
-    LINE: gl.constexpr = LINE_OF_TWO if by_spare else LINE_LAYOUT
-    ELEMENTS: gl.constexpr = (ROWS_PREPARED if by_spare else TILE_QUERY) * HEAD_DIM
-    offset = gl.arange(0, ELEMENTS, LINE)
-    zeros = gl.full([ELEMENTS], 0.0, gl.float32, LINE)
+def clear_rows(Sums, first_row, line, padded, rows: gl.constexpr, layout: gl.constexpr):
+    """Zeros for dQ's sums of so many rows. layout: of the zeros, one after the other."""
+    ELEMENTS: gl.constexpr = rows * HEAD_DIM
+    offset = gl.arange(0, ELEMENTS, layout)
+    zeros = gl.full([ELEMENTS], 0.0, gl.float32, layout)
     gl.store(Sums + (line.to(gl.int64) * padded + first_row) * HEAD_DIM + offset, zeros)
 
 
-@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces", "clearing"])
-def prepare(
-    Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, heads, batches, counts, pieces,
-    clearing, Counts=None,
-):  # fmt: skip
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "clearing"])
+def prepare(Out, DO, LSE, Numbers, Sums, strides, seq_len_q, padded, heads, batches, counts, clearing, Counts):
     """All that is made ready for a tile of queries; and zeros, shared out among the tiles."""
     let_next_begin()
     i = gl.program_id(0)
     line = gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
     prepare_rows(
-        Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, i * TILE_QUERY, line % heads, line // heads, heads,
-        batches, seq_len_q, padded, False,
+        Out, DO, LSE, Numbers, strides, i * TILE_QUERY, line % heads, line // heads, heads, batches, seq_len_q, padded,
+        TILE_QUERY, ROWS_LAYOUT,
     )  # fmt: skip
     if line < clearing:
-        clear_rows(Sums, i * TILE_QUERY, line, padded, False)
+        clear_rows(Sums, i * TILE_QUERY, line, padded, TILE_QUERY, LINE)
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
-    if Counts is not None:
-        for n in range(line * gl.num_programs(0) + i, counts, programs):
-            gl.store(Counts + n, 0)
+    for n in range(line * gl.num_programs(0) + i, counts, programs):
+        gl.store(Counts + n, 0)
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line"])
@@ -300,7 +295,6 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         # --- dS ---
         d_weights = warpgroup_mma_wait(1, deps=[d_weights])
         weights = rounded.to(gl.float32)
-        # A number for each query, along the columns of scores [1, query].
         numbers = tiles.row_sum.index(iteration % STAGES).reshape([TILE_QUERY])
         row_sums = numbers.load(gl.SliceLayout(0, SCORES))[None, :]
         d_scores = (weights * (d_weights - row_sums)).to(dtype)
@@ -337,10 +331,11 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         # Ask TMA to add dQ of the last iteration.
         let_tma_add(arrays, tiles, work.a_head - 1, work, warpgroup)
     # --- dK and dV ---
+    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
     # Wait until all warpgroups are here.
     mbarrier.arrive(barriers.done.index(0), count=1)
     mbarrier.wait(barriers.done.index(0), 0)
-    keys.store((d_key * (scale * 0.6931471805599453)).to(dtype))
+    keys.store((d_key * (scale * LN2)).to(dtype))
     values.store(d_value.to(dtype))
     fence_async_shared()
     mbarrier.arrive(barriers.done.index(1), count=1)
@@ -412,18 +407,11 @@ def produce(arrays, tiles, barriers, work, aside):
 
 
 @gluon.jit
-def iterations_before(j, tiles):
-    """Iterations that the first j blocks of a head take, of so many tiles of queries."""
-    j, tiles = j.to(gl.int64), tiles.to(gl.int64)
-    return j * tiles
-
-
-@gluon.jit
 def own_share(pieces, rate, work):
     """(first, end) of so many pieces of a head's work: this block's share, by the iterations that it takes."""
     j = work.key_row // TILE_KEY
-    first = iterations_before(j, work.a_head) * rate >> 16
-    end = iterations_before(j + 1, work.a_head) * rate >> 16
+    first = (j.to(gl.int64) * work.a_head.to(gl.int64)) * rate >> 16
+    end = ((j + 1).to(gl.int64) * work.a_head.to(gl.int64)) * rate >> 16
     return gl.minimum(first, pieces).to(gl.int32), gl.minimum(end, pieces).to(gl.int32)
 
 
@@ -437,11 +425,11 @@ def prepare_ahead(work, aside):
         first, end = own_share(aside.padded // ROWS_PREPARED, aside.rates[0], work)
         for piece in range(first, end):
             prepare_rows(
-                aside.output, aside.d_output, aside.lse, aside.numbers, aside.strides[0], aside.strides[1],
-                aside.strides[2], piece * ROWS_PREPARED, line % work.heads, line // work.heads, work.heads,
-                work.batches, aside.seq_len_q, aside.padded, True,
+                aside.output, aside.d_output, aside.lse, aside.numbers, aside.strides, piece * ROWS_PREPARED, line %
+                work.heads, line // work.heads, work.heads, work.batches, aside.seq_len_q, aside.padded, ROWS_PREPARED,
+                ROWS_OF_TWO,
             )  # fmt: skip
-            clear_rows(aside.sums, piece * ROWS_PREPARED, line, aside.padded, True)
+            clear_rows(aside.sums, piece * ROWS_PREPARED, line, aside.padded, ROWS_PREPARED, LINE_OF_TWO)
         gl.barrier()  # one thread counts for all
         gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
 
@@ -462,7 +450,8 @@ def scale_behind(work, scale, aside):
             # stored.
             head = line % work.heads
             batch = line // work.heads
-            row = (piece * ROWS_SCALED) + gl.arange(0, ROWS_SCALED, gl.SliceLayout(1, ROWS_OF_ONE))
+            LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dQ's is not
+            row = piece * ROWS_SCALED + gl.arange(0, ROWS_SCALED, gl.SliceLayout(1, ROWS_OF_ONE))
             column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_OF_ONE))
             # --- where the sums stand: in odd rows halves of 128 bytes are swapped, if TMA added ---
             offset = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
@@ -475,15 +464,14 @@ def scale_behind(work, scale, aside):
             rows = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
             target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
             target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
-            dtype: gl.constexpr = aside.d_query.dtype.element_ty
             there = (row < aside.seq_len_q)[:, None]
-            gl.store(rows + target, (sums * scale * 0.6931471805599453).to(dtype), mask=there)
+            gl.store(rows + target, (sums * scale * LN2).to(aside.d_query.dtype.element_ty), mask=there)
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
 def fmha_backward(
-    Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, Counts, AllSums=None,
-    DQ=None, AllNumbers=None, Out=None, AllDO=None, LSE=None, strides=None, rates=None,
+    Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, Counts, AllSums, DQ,
+    AllNumbers, Out, AllDO, LSE, strides, rates,
 ):  # fmt: skip
     arrays = Arrays(Q, K, V, DO, Numbers, Sums, DK, DV)
     # Shared memory: tiles, and the slots of rings.
@@ -548,7 +536,7 @@ def check(q, k, v, o, lse, do):
 
 
 def pieces_an_iteration(rows, seq_len_q, seq_len_kv):
-    """Pieces of so many rows for an iteration of spare warps, times 2^16, such that a head's are done in its iterations."""
+    """Pieces of so many rows for an iteration of spare warps, times 2^16: a head's are done in its iterations."""
     tiles, blocks = -(-seq_len_q // TILE_Q), -(-seq_len_kv // TILE_K)
     iterations = tiles * blocks
     return -(-(tiles * TILE_Q // rows << 16) // iterations)
@@ -573,8 +561,8 @@ def gradients(q, k, v, o, lse, do, scale=None):
     strides, sizes = (o.stride()[:3], do.stride()[:3], lse.stride()), (seq_len_q, padded, heads)
     cleared = min(lines, max(2, 144 // blocks))  # heads of which spare warps do not prepare rows
     rows = (tiles, 1, cleared)
-    to_clear = (counts.numel(), 0, cleared, counts)  # counts, tiles of sums for dK and dV, heads of sums for dQ
-    preparing = (o, do, lse, numbers, sums, *strides, *sizes, batch, *to_clear)
+    preparing = (o, do, lse, numbers, sums, strides, *sizes, batch)
+    preparing += (counts.numel(), cleared, counts)  # what is cleared: counts, and heads of sums for dQ
 
     # --- the kernel whose blocks own keys ---
     queries, d_output = (TensorDescriptor.from_tensor(x, [1, 1, TILE_Q, D], SHARED.value) for x in (q, do))

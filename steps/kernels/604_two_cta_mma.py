@@ -55,7 +55,7 @@ TILE_KEY = gl.constexpr(128)
 PRODUCTS = gl.constexpr(1)
 LEAST = gl.constexpr(-3.4028234663852886e38)
 TILE_QUERY = gl.constexpr(256)
-AT_ONCE_2 = gl.constexpr(64)
+AT_ONCE = gl.constexpr(64)
 SHARED = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4, cga_layout=[[0, 0, 1, 0]])
 )
@@ -65,12 +65,11 @@ SHARED_VALUE = gl.constexpr(
 )
 SCORES = gl.constexpr(blackwell.TensorMemoryLayout(block=(128, 128), col_stride=1, cga_layout=[[1, 0]], two_ctas=True))
 SUMS = SCORES
-ACCUMULATOR = gl.constexpr(
+ACCUMULATOR = WEIGHTS = gl.constexpr(
     gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [0, 64]],
     lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]], warp_bases=[[32, 0], [64, 0]], block_bases=[[128, 0]],
     shape=[256, 128]),
 )  # fmt: skip
-WEIGHTS = ACCUMULATOR
 OUTPUT = gl.constexpr(
     gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32]], lane_bases=[[1, 0], [2, 0],
     [4, 0], [8, 0], [16, 0]], warp_bases=[[32, 0], [64, 0]], block_bases=[[128, 0]], shape=[256, 64]),
@@ -95,8 +94,8 @@ QueryTile = namedtuple("QueryTile", "row kv_head batch seq_len_kv")
 def rescale(output, factor):
     """Multiply the rows of an output [query, head_dim] by a factor [query], some columns at a time."""
     by = gl.convert_layout(factor, gl.SliceLayout(1, OUTPUT))[:, None]
-    for column in gl.static_range(0, HEAD_DIM, AT_ONCE_2):
-        some = output.slice(column, AT_ONCE_2)
+    for column in gl.static_range(0, HEAD_DIM, AT_ONCE):
+        some = output.slice(column, AT_ONCE)
         some.store(some.load(OUTPUT) * by)
 
 
@@ -224,7 +223,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         # The weights of both CTAs are there, their outputs are rescaled, and their scores are read: a product
         # of both reads and writes in both.
         hopper.cluster.barrier()
-        # Begin the PV product, and add it to the output where ``add``. ``done`` as above.
+        # Begin the PV product; ``done`` is as above.
         done = barriers.output_full.index(0)
         value = tiles.value.index(j % STAGES).reshape([TILE_KEY, HEAD_DIM])
         blackwell.tcgen05_mma(weights_at, value, output_at, use_acc=j > 0, mbarriers=[done])
@@ -232,17 +231,17 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         if j + STAGES < end:
             fetch_values(arrays, tiles, barriers, query_tile, j + STAGES, j)
     # Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where its Q was.
-    PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE_2, 1, 1, ROWS, AT_ONCE_2]
+    PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE, 1, 1, ROWS, AT_ONCE]
     panels = tiles.output.index(0).reinterpret(tiles.output.dtype, PANELS, SHARED)
-    # As ``to_shared_memory``, to a panel for every AT_ONCE columns [panel, ..., query, column].
+    # To a panel for every AT_ONCE columns [panel, ..., query, column].
     output = columns.output.index(0)
     by = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]
-    for n_3 in gl.static_range(HEAD_DIM // AT_ONCE_2):
-        some_2 = output.slice(n_3 * AT_ONCE_2, AT_ONCE_2).load(OUTPUT) * by
-        panels.index(n_3).reshape([ROWS, AT_ONCE_2]).store(some_2.to(panels.dtype))
+    for n_3 in gl.static_range(HEAD_DIM // AT_ONCE):
+        some_2 = output.slice(n_3 * AT_ONCE, AT_ONCE).load(OUTPUT) * by
+        panels.index(n_3).reshape([ROWS, AT_ONCE]).store(some_2.to(panels.dtype))
     fence_async_shared()
     for n_2 in gl.static_range(PANELS[0]):
-        at_2 = [query_tile.batch, head, query_tile.row, n_2 * AT_ONCE_2]
+        at_2 = [query_tile.batch, head, query_tile.row, n_2 * AT_ONCE]
         tma.async_store(arrays.output, at_2, panels.index(n_2))
     tma.store_wait(0)
 

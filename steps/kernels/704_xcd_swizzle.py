@@ -9,7 +9,8 @@ keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTor
 Made from step 704 xcd_swizzle (XCD swizzle) of the FMHA tutorial by
 python -m steps.export xcd_swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64; other layouts SHARED, COPY
+  --head-dim 64: HEAD_DIM 64; SHARED gl.SwizzledSharedLayout(vec=8, per_phase=2, max_phase=8, order=[1, 0]); COPY
+    gl.BlockedLayout([1, 8], [8, 8], [8, 1], [1, 0])
   --dtype bfloat16: the same kernel and launch
   --no-causal: other lines in fmha
   --seq-len-kv 4001: other lines in offsets, load_queries, fetch, fmha
@@ -147,7 +148,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                 if masked:
                     # Scores [query, key] with minus infinity where a query must not see a key.
                     query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-                    key = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+                    key = j * TILE_KEY + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
                     scores = gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
                 weights, correction, row_max = softmax(scores, row_max)
                 row_sum = row_sum * correction + gl.sum(weights, 1)

@@ -93,7 +93,6 @@ def fmha(Q, K, V, Out, scale):
             accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)
         # Normalise and store; rows past the end are dropped.
         o = ct.astype(divide_approximately(accumulator, row_sum), Out.dtype)
-        shape = (1, 1, TOGETHER, ROWS, HEAD_DIM)
         ct.store(Out, (batch, head, 0, i, 0), ct.reshape(o, shape))
 
 

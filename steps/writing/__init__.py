@@ -3,6 +3,6 @@
 ``flat.flatten`` is the way in. ``fold`` finds out what is left of each function when its constants are known,
 ``program`` writes that down with names for the constants, ``tidy`` takes away what has lost its purpose, ``prune``
 takes away fields that nothing reads and what docstrings say of what is gone, ``inline`` writes functions that are
-called once where they are called; ``values`` and ``trees`` are what they share. ``written`` makes a step's text, and a
-step of a text; ``functions`` puts other functions in place of a kernel's.
+called once where they are called, ``once`` takes away what is then said twice; ``values`` and ``trees`` are what they
+share. ``written`` makes a step's text, and a step of a text; ``functions`` puts other functions in place of a kernel's.
 """

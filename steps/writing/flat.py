@@ -17,10 +17,12 @@ Whether the text says the same as the source is for a compiler to judge: both mu
 from __future__ import annotations
 
 import builtins
+import io
 import re
 import subprocess
 import sys
 import textwrap
+import tokenize
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +30,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from steps.writing.inline import inline
+from steps.writing.once import said_once
 from steps.writing.program import Program
 from steps.writing.prune import as_record
 from steps.writing.tidy import Text
@@ -66,11 +69,31 @@ def flatten(
     modules = {function.name: function.function.__module__ for function in program.functions.values()}
     text.functions = inline(text.documented(), modules, {*text.entries, *keep}, alone)
     text.tidy()
-    text.functions = text.documented()
+    text.functions = {name: said_once(tree) for name, tree in text.documented().items()}
     whole = "\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text)])) + "\n"
     for name in re.findall(r"^(\w+)_2 = ", whole, re.MULTILINE):  # numbered for the sake of a local that is gone
-        whole = whole if re.search(rf"\b{name}\b", whole) else re.sub(rf"\b{name}_2\b", name, whole)
-    return formatted(whole)
+        whole = whole if name in _names(whole) else re.sub(rf"\b{name}_2\b", name, whole)
+    return formatted(_about_what_is_there(whole))
+
+
+def _names(text: str) -> set[str]:
+    """The names of a text, those that only comments and docstrings have aside."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return {token.string for token in tokens if token.type == tokenize.NAME}
+
+
+def _about_what_is_there(text: str) -> str:
+    """The text without mention of functions that it does not have: "As ``f``, where ..." and "(``f``)"."""
+    names = _names(text)
+
+    def likewise(found: re.Match) -> str:
+        return found[0] if found["name"] in names else found["rest"].upper()
+
+    def beside(found: re.Match) -> str:
+        return found[0] if found["name"] in names else ""
+
+    text = re.sub(r"\bAs ``(?P<name>\w+)``, (?:where )?(?P<rest>\w)", likewise, text)
+    return re.sub(r"[ \n#]*\(``(?:\w+\.)?(?P<name>\w+)``\)", beside, text)
 
 
 def _parts(program: Program, text: Text) -> Iterator[str]:
@@ -98,14 +121,25 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
         used[wrapper.split(".")[0]] += 1
         constants = [(name, its if its.startswith(f"{wrapper}(") else f"{wrapper}({its})") for name, its in constants]
     _check(program, text, used)
-    first = {its: name for name, its in constants}  # constants stand in reverse: the last of the same value comes first
-    constants = [(name, its if "Layout(" not in its or first[its] == name else first[its]) for name, its in constants]
+    values = dict(reversed(constants))
+    lines = [f"{name} = {its}" for name, its in _named_together(values)]
     yield import_lines({name: line for name, line in program.imports.items() if used[name]})
-    lines = [f"{name} = {definition}" for name, definition in reversed(constants)]
     numbers = "\n".join(f"{line}{SKIP * (MATRICES in line)}" for line in lines)
     yield "\n\n".join(filter(None, [numbers, "\n".join(records)]))
     yield from (source.strip() for source in others)
     yield from (code(text.functions[name]) for name in functions)
+
+
+def _named_together(constants: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Constants, a pair a line: layouts that are the same have one line for all their names, where these fit."""
+    names: dict[str, list[str]] = {}
+    for name, its in constants.items():
+        names.setdefault(its if "Layout(" in its else name, []).append(name)
+    for name, *others in names.values():
+        together = " = ".join([name, *others])
+        fits = len(f"{together} = {constants[name]}") <= LINE_LENGTH or MATRICES in constants[name]
+        yield together if fits else name, constants[name]
+        yield from () if fits else ((other, name) for other in others)
 
 
 def _check(program: Program, text: Text, used: Counter) -> None:

@@ -50,6 +50,7 @@ class Function:
     facts: what its parameters are at the calls seen so far. known: what is known of its parameters and locals.
     folded: what its source comes to with that. used_whole: it is not only called, so that nothing is known.
     folded_with: how much was known then; facts only grow. asks: whether it also depends on what others came to.
+    kernel: whether it is launched, so that each of its parameters is a constant or is passed.
     """
 
     function: types.FunctionType
@@ -61,6 +62,7 @@ class Function:
     folded: cst.FunctionDef | None = None
     folded_with: list | None = None
     asks: bool = False
+    kernel: bool = False
 
     def __post_init__(self):
         self.text = textwrap.dedent(inspect.getsource(self.function))
@@ -263,6 +265,11 @@ class Fold(Rewriter):
             return node.with_changes(left=left, right=right)
         if isinstance(node, cst.Call) and self._is_static_eval(node):
             return self.test(node.args[0].value)
+        given = matchers.Comparison(
+            left=matchers.Name(), comparisons=[matchers.ComparisonTarget(matchers.IsNot(), matchers.Name("None"))]
+        )
+        if self.function.kernel and matchers.matches(node, given):
+            return True if node.left.value in self.function.facts else node
         asks = matchers.Call(func=matchers.Name("isinstance"), args=[matchers.Arg(), matchers.Arg()])
         if matchers.matches(node, asks) and self.function.single(node.args[1].value) is tuple:
             answer = self.function.is_tuple(node.args[0].value)

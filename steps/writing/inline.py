@@ -35,6 +35,7 @@ from steps.writing.trees import (
 
 TINY = 2  # statements of a function that is written out although two places call it
 TINY_ALONE = 4  # the same, in a text that stands alone; of one that more places call, a single one
+TERSE = 16  # characters of an expression that is no harder to read than a name
 GAIN = 2  # lines by which such a text must become shorter then
 
 
@@ -259,7 +260,8 @@ class _Place(cst.CSTTransformer):
                 and read_by_arguments.count(value.value) == 1
             )
             once = uses(*body, *([result] if result else [])).loads[name] == 1 and pure(value)
-            if (plain and not stores[name]) or comes_back or (once and not stores[name] and _is_first(value)):
+            terse = _is_terse(value) and not {*uses(value).loads} & {*targets, *stores}
+            if comes_back or (not stores[name] and (plain or ((once or terse) and _is_first(value)))):
                 renamed[name] = value
             else:
                 free = name not in taken or (name in targets and name not in read_by_arguments)
@@ -303,6 +305,12 @@ class _Place(cst.CSTTransformer):
 def _is_first(value: cst.BaseExpression) -> bool:
     """Whether an expression can stand in place of a name without being hard to read: no wider than a call."""
     return isinstance(value, cst.Name | cst.Attribute | cst.Subscript) or len(cst.Module([]).code_for_node(value)) < 24
+
+
+def _is_terse(value: cst.BaseExpression) -> bool:
+    """Whether it is ``n + 1`` or the like, which may stand in place of a name more than once."""
+    counts = isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Add | cst.Subtract)
+    return counts and isinstance(value.right, cst.Integer) and pure(value) and len(code(value)) <= TERSE
 
 
 def _names(target: cst.BaseExpression) -> list[str] | None:

@@ -52,6 +52,7 @@ from steps.writing.values import (
 # Instructions of the project's own, and what newer versions of Triton have for them.
 STAND_INS = {"async_reduce_shared_to_global": ("tma", "async_atomic_add")}
 POSITIONAL = ("BlockedLayout",)  # layouts of which everybody knows the order of the arguments
+EQUAL = cst.MaybeSentinel.DEFAULT
 MOST_VALUES = 8  # that a parameter may have and still be followed
 
 
@@ -74,6 +75,7 @@ class Program:
                 function.__code__, function.__globals__, None, function.__defaults__, function.__closure__
             )
         kernel = self._function(function)
+        kernel.kernel = True
         if unknown := set(bound) - set(kernel.parameters):
             raise ValueError(f"{kernel.name} has no parameter {', '.join(sorted(unknown))}")
         kernel.facts = {name: (Constant(bound[name], ""),) if name in bound else None for name in kernel.parameters}
@@ -467,7 +469,7 @@ class Spell(Rewriter):
                 names = ["_".join([name, *path.split(".")]) for path in paths]
                 kept += [parameter.with_changes(name=cst.Name(part)) for part in names]
             elif not function.vanishes(name) and not self._all_structures(function, name):
-                kept.append(parameter)
+                kept.append(parameter.with_changes(default=None, equal=EQUAL) if function.kernel else parameter)
         gone = set(function.parameters) - {parameter.name.value for parameter in kept}
         updated = with_parameters(updated, kept, gone)
         if function in self.program.entries and not self.program.jit:

@@ -34,6 +34,7 @@ from steps.writing.trees import (
 DECIDED = (cst.BooleanOperation, cst.Comparison, cst.IfExp)  # the compiler keeps them constant only where a name is
 SELDOM = 2  # calls of a function that need no name for what it does
 SHORT = 80  # characters of an expression that needs no function
+LONG = 8  # characters of a number
 TERSE = 40  # characters of one that is no longer than a call, however often it is called
 
 
@@ -124,7 +125,9 @@ class Tidy(Rewriter):
 
     def _is_alias(self, name: str, value: cst.BaseExpression, following: list) -> bool:
         """Whether all that reads a name stands behind this assignment, with neither name assigned in between."""
-        if self.moved or not (isinstance(value, cst.Name | cst.BaseNumber | cst.SimpleString) or self._is_field(value)):
+        if self.moved or _is_long(value):
+            return False
+        if not (isinstance(value, cst.Name | cst.BaseNumber | cst.SimpleString) or self._is_field(value)):
             return False
         after = uses(*following)
         read = after.loads[name] == self.total.loads[name] and not after.stores[name]
@@ -171,7 +174,7 @@ class Tidy(Rewriter):
     def _is_used_once(self, statement: cst.SimpleStatementLine, following: list) -> bool:
         """Whether a constant of the function is read by one statement, which stays short with it."""
         line = small(statement)
-        if self.moved or not isinstance(line, cst.AnnAssign) or found_in(line.value, *DECIDED):
+        if self.moved or not isinstance(line, cst.AnnAssign) or found_in(line.value, *DECIDED) or _is_long(line.value):
             return False
         name = line.target.value
         if self.total.loads[name] != 1 or statement.trailing_whitespace.comment or not following:
@@ -260,6 +263,11 @@ class Tidy(Rewriter):
         if updated.comment and updated.comment.value.startswith("# noqa"):
             return updated.with_changes(comment=None, whitespace=cst.SimpleWhitespace(""))
         return updated
+
+
+def _is_long(value: cst.BaseExpression) -> bool:
+    """Whether it is a number that only its name explains, such as ln 2."""
+    return isinstance(value, cst.Float) and len(value.value) > LONG
 
 
 class Text:

@@ -98,6 +98,33 @@ def sum_once(x, choice):
     return found
 
 
+def slot_and_number(n, choice):
+    """A number from a slot, and the number itself: the parameter is read twice."""
+    found = n % choice.stages * 10
+    found = found + n
+    return found
+
+
+def explained(x, choice):
+    """As ``widen``, where nothing is doubled (``triple``). As ``explained``, which is there."""
+    LN2: gl.constexpr = 0.6931471805599453
+    found = slot_and_number(x + 1, choice)
+    return found * LN2
+
+
+def said_again(x, choice):
+    """The same twice, and then with another number."""
+    # three numbers
+    row = x * 2
+    found = [row]
+    # three numbers
+    row = x * 2
+    found = found + [(row + 1)]  # noqa: RUF005
+    x = x + 1
+    row = x * 2
+    return found[0] + found[1] + row
+
+
 def one_more(x):
     """x and one."""
     return x + 1

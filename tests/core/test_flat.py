@@ -26,8 +26,11 @@ def run(text: str, name: str):
     return made[name]
 
 
+NAMES = ["branches", "structure", "hole", "sum_once", "in_short", "one_list", "crossed", "explained", "said_again"]
+
+
 @pytest.mark.parametrize("choice", [Choice(True, 5), Choice(False, 3), Choice(True, 1, stages=1)], ids=str)
-@pytest.mark.parametrize("name", ["branches", "structure", "hole", "sum_once", "in_short", "one_list", "crossed"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_text_does_what_the_source_does(name, choice):
     source = getattr(flat_source, name)
     bound = {"choice": choice} | ({"how": triple} if name == "hole" else {})
@@ -104,6 +107,23 @@ def test_what_is_short_stands_where_it_is_called_unless_it_is_to_be_kept():
     kept = flatten(flat_source.in_short, bound, keep=frozenset({"one_more", "at_most"}))
     assert "y = one_more(x) * WIDTH" in kept and "at_most(y)" in kept
     assert [run(kept, "in_short")(x) for x in INPUTS] == [run(text, "in_short")(x) for x in INPUTS]
+
+
+def test_a_short_sum_stands_for_a_parameter_and_a_long_number_keeps_its_name():
+    text = flatten(flat_source.explained, {"choice": Choice(True, 5)})
+    assert "found = (x + 1) % STAGES * 10\n    found = found + (x + 1)\n" in text
+    assert "return found * LN2" in text
+
+
+def test_no_function_is_mentioned_that_is_not_there():
+    text = flatten(flat_source.explained, {"choice": Choice(True, 5)})
+    assert '"""Nothing is doubled. As ``explained``, which is there."""' in text
+
+
+def test_a_comment_and_an_assignment_are_said_once():
+    text = flatten(flat_source.said_again, {"choice": Choice(True, 5)})
+    assert text.count("# three numbers") == 1
+    assert "found = [row]\n    found = found + [row + 1]\n    x = x + 1\n    row = x * 2\n" in text
 
 
 def test_what_is_behind_a_return_is_not_looked_at():

@@ -1,0 +1,88 @@
+"""Said once: what functions that were written out side by side say again, and parentheses that nothing needs."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from steps.writing.trees import Rewriter, assignment, bare, code, is_heading, pure, small, uses
+
+
+def said_once(function: cst.FunctionDef) -> cst.FunctionDef:
+    """The function without a comment that stands in it above, or an assignment of what the name holds already."""
+    said: set[str] = set()
+
+    def once(lines) -> list[cst.EmptyLine]:
+        text = "\n".join(line.comment.value for line in lines if line.comment)
+        if text in said and not any(map(is_heading, lines)):
+            return []
+        said.add(text)
+        return [line for line in lines if line.comment]
+
+    return _above(function.visit(_Less()), once)
+
+
+def _above(node, once):
+    """The node with what ``once`` leaves of the comments above statements, from the top."""
+    if isinstance(node, cst.IndentedBlock):
+        body = []
+        for statement in node.body:
+            first = statement.with_changes(leading_lines=once(statement.leading_lines))
+            body.append(_above(first, once))
+        return node.with_changes(body=body)
+    if isinstance(node, cst.FunctionDef | cst.For | cst.While):
+        return node.with_changes(body=_above(node.body, once))
+    if isinstance(node, cst.If):
+        otherwise = node.orelse and _above(node.orelse, once)
+        return node.with_changes(body=_above(node.body, once), orelse=otherwise)
+    return node.with_changes(body=_above(node.body, once)) if isinstance(node, cst.Else) else node
+
+
+class _Less(Rewriter):
+    """Drops assignments of what a name holds already, and parentheses."""
+
+    def leave_IndentedBlock(self, original, updated):
+        body, above = [], []
+        for n, statement in enumerate(updated.body):
+            above += [line for line in statement.leading_lines if line.comment]
+            if not _holds_already(statement, updated.body[:n]):
+                body.append(statement.with_changes(leading_lines=above))
+                above = []
+        return updated.with_changes(body=body)
+
+    def leave_Element(self, original, updated):
+        return updated.with_changes(value=_alone(updated.value))
+
+    def leave_Arg(self, original, updated):
+        return super().leave_Arg(original, updated).with_changes(value=_alone(updated.value))
+
+    def leave_BinaryOperation(self, original, updated):
+        if not isinstance(updated.operator, cst.Add | cst.Subtract):
+            return updated
+        sides = {"left": updated.left, "right": updated.right}
+        products = {
+            side: _alone(part)
+            for side, part in sides.items()
+            if isinstance(part, cst.BinaryOperation) and isinstance(part.operator, cst.Multiply)
+        }
+        return updated.with_changes(**products)
+
+
+def _alone(value: cst.BaseExpression) -> cst.BaseExpression:
+    """An operation without parentheses, where these are on one line."""
+    return bare(value) if isinstance(value, cst.BinaryOperation) and "\n" not in code(value) else value
+
+
+def _holds_already(statement: cst.CSTNode, before: list) -> bool:
+    """Whether a statement assigns a name the value that one before it has, with nothing assigned in between."""
+    if not isinstance(small(statement), cst.Assign) or not (found := assignment(statement)):
+        return False
+    target, value = found
+    names = {*uses(value).loads, code(target)}
+    if not isinstance(target, cst.Name) or target.value in uses(value).loads or not pure(value):
+        return False
+    for other in reversed(before):
+        if isinstance(small(other), cst.Assign) and code(small(other)) == code(small(statement)):
+            return True
+        if names & {*uses(other).stores}:
+            return False
+    return False
