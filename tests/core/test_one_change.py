@@ -27,7 +27,6 @@ TOGETHER = {
     "balanced_tail": {"pairs", "order"},
     "next_softmax_first": {"highest", "pairs", "walk", "order", "sums", "hold", "queries", "generation"},
     "blackwell_persistent": {"emulated", "roles.stay"},
-    "wave_priorities": {"stages", "scale_query"},
     "pv_wait_after_max": {"softmax", "sums"},
     "pv_wait_after_softmax": {"softmax", "sums"},
     "row_max_ilp_multicast": {"pairs", "walk", "order", "sums"},
