@@ -26,8 +26,9 @@ multiplication then, and the exponent only a subtraction.
 
 What to expect: the subtraction takes as long as the multiply-add did. What is saved is little, the multiplication of
 the maxima. The price is one more rounding of Q. Its effect grows with the scores, and with four times the usual scale
-some outputs would be further off than the rule of correctness allows. So beyond twice the usual scale, 1 / sqrt(D), the
-scores are multiplied as before.
+outputs would be further off than the rule of correctness allows. So beyond twice the usual scale, 1 / sqrt(D), the
+scores are multiplied as before. But inputs four times as large do the same, in either dtype, and no kernel knows how
+large its inputs are. So no later step scales Q.
 
 ``vote``, inside this step: the output is rescaled only when a wave votes for it.
 
@@ -68,7 +69,7 @@ SCALED_QUERY = STEP.evolve(
     scale_query=True,
 )
 
-VOTE = SCALED_QUERY.evolve(
+VOTE = STEP.evolve(
     name="vote",
     title="Rescaled by a vote",
     change="A wave rescales its output only if some row's maximum has grown by more than a factor of 2^8.",

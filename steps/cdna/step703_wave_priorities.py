@@ -22,11 +22,10 @@ the rest to memory and back. Before, all fitted.
 from steps.cdna import step702_direct_to_lds
 from steps.cdna.variant import Stages
 
-STEP = step702_direct_to_lds.SCALED_QUERY.evolve(
+STEP = step702_direct_to_lds.STEP.evolve(
     number=703,
     name="wave_priorities",
-    previous=step702_direct_to_lds.STEP,
     title="Stages, wave priorities",
-    change="Q is scaled once; of eight waves, half multiply while the other half do their softmax.",
+    change="Of eight waves, half multiply while the other half do their softmax.",
     stages=Stages(waves=8, tiles=3, products=1, softmax=0),
 )

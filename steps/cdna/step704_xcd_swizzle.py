@@ -16,10 +16,9 @@ What to expect: less traffic between the dies and memory. The code of a block is
 ``by_shape``, inside this step: a kernel for the shape.
 
 The stages of step wave_priorities want full blocks of 256 queries, and enough iterations that their begin and end do
-not matter. Direct copies want gfx950. Q scaled before the loop wants registers, and at head_dim 256 gfx942 has none
-left for it. A program that calls attention has all kinds of shapes on either GPU. So the last step chooses: by the
-architecture, by head_dim, and by the lengths. What is chosen is how the holes of the same skeleton are filled, so that
-every choice is a kernel that the steps before have explained.
+not matter. Direct copies want gfx950. A program that calls attention has all kinds of shapes on either GPU. So the last
+step chooses: by the architecture, by head_dim, and by the lengths. What is chosen is how the holes of the same skeleton
+are filled, so that every choice is a kernel that the steps before have explained.
 
 What to expect: each shape gets the kernel that was made for it. Where the border lies is a guess until somebody
 measures it: `python -m steps.run --steps cdna` on such a GPU does.
@@ -36,7 +35,6 @@ STEP = step703_wave_priorities.STEP.evolve(
     xcd_swizzle=True,
 )
 
-WIDE = 256  # head_dim at which gfx942 does not scale Q
 STAGED_LENGTH = 384  # of queries and of keys, at least
 STAGED_MULTIPLE = 256  # of them: the queries of a block, which are whole tiles of keys, too
 
@@ -45,8 +43,7 @@ def by_shape(problem: Problem, arch: str) -> dict:
     """What the holes are filled with otherwise, for a problem on "gfx942" or "gfx950"."""
     lengths = problem.seq_len_q, problem.seq_len_kv
     if arch == "gfx942":
-        scaled = problem.head_dim < WIDE  # there, what is computed before the loop takes more registers than there are
-        return {"transfer": step701_mfma.STEP.transfer, "stages": None, "scale_query": scaled}
+        return {"transfer": step701_mfma.STEP.transfer, "stages": None}
     if problem.head_dim == 128 and all(n >= STAGED_LENGTH and n % STAGED_MULTIPLE == 0 for n in lengths):
         return {}
     return {"stages": None}

@@ -9,7 +9,7 @@ from tutorial_lib import plots, tables
 
 
 def test_inspect_shows_what_a_step_is_made_for(capsys):
-    assert inspect.main(["vote", "--against", "scaled_query"]) == 0
+    assert inspect.main(["vote", "--against", "direct_to_lds"]) == 0
     out = capsys.readouterr().out
     assert "gfx950, Triton" in out and "Different code." in out and "Floor of the problem on MI355X" in out
     assert "Exponentials are not in it" in out

@@ -21,9 +21,11 @@ from steps.writing.written import edited, write_step
 from tests.checking import assert_right
 from tests.selection import sampled
 from tests.shapes import problem
+from tutorial_lib.accuracy import compare
 from tutorial_lib.architectures import ARCHITECTURES
 from tutorial_lib.compiler import CompilerError, Placeholder, compile_amd, triton_source
 from tutorial_lib.passes import FORWARD
+from tutorial_lib.reference import attention_float64, sdpa_error
 from tutorial_lib.simulator.run import watched
 
 CDNA = [step for step in kernels_of("forward") if step.made_for.startswith("gfx")]
@@ -169,7 +171,7 @@ def test_q_scaled_once_saves_arithmetic():
 
 def test_a_vote_costs_moves_between_registers():
     """More than the multiplications that are saved, as its module says."""
-    before, after = (get_step(name).compile(big(causal=False)).hot_loop for name in ("scaled_query", "vote"))
+    before, after = (get_step(name).compile(big(causal=False)).hot_loop for name in ("direct_to_lds", "vote"))
     saved = before["packed VALU"] - after["packed VALU"]  # Triton 3.9 packs other arithmetic, too, in either step
     assert 0 < saved < after["register move"] - before["register move"]
 
@@ -184,7 +186,7 @@ def test_stages_have_priorities_and_a_wait_between_them_is_no_barrier_more():
     compiled = whole.compile(shape)
     assert compiled.hot_loop["priority"] == 3 and compiled.hot_loop["barrier"] == 3
     assert LATE.search(compiled.assembly)  # the second half alone, in front of the loop: it begins one barrier later
-    assert not LATE.search(get_step("scaled_query").compile(shape).assembly)
+    assert not LATE.search(get_step("direct_to_lds").compile(shape).assembly)
     texts = [one.text for one in compiled.hot_body]
     copies = next(n for n, text in enumerate(texts) if "vmcnt" in text)
     assert waits(whole) == [4] and texts[copies + 1] == "s_barrier"  # first the wait, so that the others know of it
@@ -215,16 +217,16 @@ def test_heads_first_is_another_order_of_the_same_blocks():
     [
         (big(), "gfx950", "xcd_swizzle"),
         (big(), "gfx942", "mfma"),
-        (big(64), "gfx950", "scaled_query"),
+        (big(64), "gfx950", "direct_to_lds"),
         (problem(head_dim=128, seq_len_q=512, seq_len_kv=768), "gfx950", "xcd_swizzle"),
-        (problem(head_dim=128, seq_len_q=512, seq_len_kv=800), "gfx950", "scaled_query"),
-        (problem(head_dim=128, seq_len_q=256, seq_len_kv=512), "cpu", "scaled_query"),
+        (problem(head_dim=128, seq_len_q=512, seq_len_kv=800), "gfx950", "direct_to_lds"),
+        (problem(head_dim=128, seq_len_q=256, seq_len_kv=512), "cpu", "direct_to_lds"),
     ],
 )
 def test_the_last_step_chooses_by_shape(shape, arch, like):
-    """The kernel is that of an earlier step, but for the order of the blocks, and for Q, which is scaled once."""
+    """The kernel is that of an earlier step, but for the order of the blocks."""
     chosen_one, wanted = get_step("by_shape").variant(shape, arch), get_step(like).variant(shape, arch)
-    assert chosen_one == dataclasses.replace(wanted, xcd_swizzle=True, scale_query=True)
+    assert chosen_one == dataclasses.replace(wanted, xcd_swizzle=True)
 
 
 # --- votes ---
@@ -259,6 +261,17 @@ def test_q_is_scaled_only_where_one_more_rounding_does_no_harm(scale):
     shape = problem(seq_len_q=70, seq_len_kv=300, causal=False, scale=scale)
     assert get_step("scaled_query").variant(shape).scale_query == (abs(scale) <= 2 / 64**0.5)
     assert_right(get_step("scaled_query"), shape)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["direct_to_lds", "vote", "wave_priorities", "xcd_swizzle", "by_shape"])
+def test_large_inputs_lose_no_digits(name, dtype):
+    """Ten times as large as usual: a query sees few keys, and Q rounded once more would be seen."""
+    shape = problem(batch=1, heads=1, seq_len_q=70, seq_len_kv=130, causal=False, dtype=dtype)
+    given = [10 * x for x in FORWARD.inputs(shape, 0)]
+    exact = attention_float64(*given)
+    found = compare(get_step(name).attention(*given), exact, sdpa_error(given, exact, False, None))
+    assert found.correct, found.explain()
 
 
 @pytest.mark.parametrize("scale", [0.01, 0.125, 1.0, 4.0])

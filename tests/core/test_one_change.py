@@ -28,7 +28,6 @@ TOGETHER = {
     "narrow_values": {"pairs", "output_to", "highest", "sums", "walk", "hold", "takes"},
     "next_softmax_first": {"highest", "pairs", "walk", "order", "sums", "hold", "queries", "generation"},
     "blackwell_persistent": {"emulated", "roles.scheduler"},
-    "wave_priorities": {"stages", "scale_query"},
     "pv_wait_after_max": {"softmax", "sums"},
     "pv_wait_after_softmax": {"softmax", "sums"},
     "row_max_ilp_multicast": {"pairs", "walk", "order", "sums"},
