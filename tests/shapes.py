@@ -73,5 +73,5 @@ def zeros_alone(monkeypatch):
 
 def always_apart(monkeypatch):
     """With grouped heads, query heads have blocks of their own in step cta_per_query_head."""
-    for name in ("ITERATIONS_APART", "ITERATIONS_APART_CAUSAL", "ITERATIONS_FEW"):
+    for name in ("ITERATIONS_APART", "ITERATIONS_APART_CAUSAL"):
         monkeypatch.setattr(f"steps.backward_hopper.skeleton.{name}", 0)

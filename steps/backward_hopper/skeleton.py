@@ -33,7 +33,6 @@ PROCESSORS = 132  # of an H100; a block has one alone
 # Iterations that a block takes for a query head at least, in the mean, for query heads to have blocks of their own:
 # from trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
 ITERATIONS_APART_CAUSAL, ITERATIONS_APART = 5, 64
-ITERATIONS_FEW = 2  # likewise, where one block for all heads of a group would leave most SMs without: untested
 LEAST_ITERATIONS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
 
 
@@ -54,8 +53,8 @@ class HopperGradients(TmaGradients):
     helpers: warps of the producer's warpgroup that had nothing to do. wide_helpers: at head_dim 256. Spare warps
     prepare and scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but
     not with grouped heads, unless these are apart; short_helpers: where they cannot keep pace.
-    cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where it takes iterations
-    enough for it, and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
+    cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where that pays
+    (``heads_apart``), and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
     keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask.
     gradient: at head_dim 128, how the product for the weights' gradient begins.
     exchange, fence: how warpgroups that are apart exchange dS; at head_dim 256 they do it in a way of their own.
@@ -168,7 +167,7 @@ class HopperGradients(TmaGradients):
         blocks, wide = -(-problem.seq_len_kv // tile.key), head_dim == 256
         ragged, padded = problem.seq_len_kv % tile.key != 0, tiles_a_head(problem, tile) * tile.query
         masked = problem.causal or ragged
-        by_head = self.cta_per_query_head and not wide and self.enough_iterations(problem, tile)
+        by_head = self.cta_per_query_head and self.heads_apart(problem, tile)
         sharing = problem.group_size if by_head else 1
         group_size = problem.group_size // sharing
         l2_aware_lpt = self.sections and group_size == 1 and problem.causal != self.deterministic
@@ -188,6 +187,9 @@ class HopperGradients(TmaGradients):
             keys = self.keys_unmasked
         if problem.dtype == "bfloat16" and keys.weights is with_wgmma.in_16_bits:
             keys = replace(keys, weights=with_wgmma.in_bfloat16)
+        consume, store, add = loop.consume, with_wgmma.store_both, with_wgmma.add_both
+        if tile.key == ROWS:
+            consume, store, add = roles.consume, roles.store_sums, roles.add_sums
         tile_of_block = lib.from_last_keys if self.deterministic and problem.causal else lib.by_number
         return Variant(
             tile=tile,
@@ -202,7 +204,7 @@ class HopperGradients(TmaGradients):
             section=SECTION if l2_aware_lpt else 0,
             ahead=ahead if helpers in (spare.SPARE, spare.CLEARS) else 0,
             compute=self.compute,
-            consume=roles.consume if tile.key == ROWS else loop.consume,
+            consume=consume,
             tile_of_block=lib.l2_aware_lpt if l2_aware_lpt else tile_of_block,
             adding=adding,
             sequence=sequence,
@@ -211,7 +213,7 @@ class HopperGradients(TmaGradients):
             gradient=self.gradient if head_dim == 128 else with_wgmma.FROM_ZERO,
             exchange=with_wgmma.BY_ITSELF if wide else self.exchange,
             fence=with_wgmma.FENCE_FIRST if wide else self.fence,
-            leave=with_wgmma.add_both if sharing > 1 else with_wgmma.store_both,
+            leave=add if sharing > 1 else store,
             helpers=helpers,
             begin=self.begin,
             line_of_block=self.line_of_block,
@@ -223,13 +225,21 @@ class HopperGradients(TmaGradients):
         heads = own_blocks(problem, variant)[1]
         return Work.of_keys(problem, variant.tile, heads, places(arch), variant.head_dim)
 
-    def enough_iterations(self, problem: Problem, tile) -> bool:
-        """Whether a block takes enough iterations for a query head, in the mean, for each to have blocks of its own."""
+    def heads_apart(self, problem: Problem, tile) -> bool:
+        """Whether query heads of a group have blocks of their own.
+
+        So it is where a block takes enough iterations for a head, in the mean, and where SMs would else be without work
+        for long: what a block takes beside its iterations is counted as one, and as dK and dV are as many sums as dQ of
+        some iterations, adding them is counted as these.
+        """
         blocks = -(-problem.seq_len_kv // tile.key)
         iterations = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
-        few = blocks * problem.kv_heads * problem.batch <= PROCESSORS // 2  # most SMs would have nothing to do
-        least = ITERATIONS_FEW if few else ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART
-        return iterations >= least
+        if iterations >= (ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART):
+            return True
+        heads = problem.kv_heads, problem.heads
+        together, apart = (Work.of_keys(problem, tile, n, PROCESSORS, problem.head_dim) for n in heads)
+        to_add = 2 * tile.key / tile.query
+        return apart.iterations + (1 + to_add) * apart.tiles < together.iterations + together.tiles
 
     def spare_for(self, problem: Problem, tile, group_size: int, ahead: int) -> lib.Helpers:
         """What spare warps do: they prepare and scale where they keep pace, and where there are heads enough."""
