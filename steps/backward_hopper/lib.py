@@ -291,9 +291,15 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
         cut = gl.minimum(query_tiles, gl.cdiv((j + 1) * TILE_KEY - 1, TILE_QUERY))
     if variant.ragged and (j + 1) * TILE_KEY > seq_len_kv:
         cut = query_tiles
+    a_head = query_tiles - first
+    if variant.splits > 1:
+        share = gl.cdiv(a_head, variant.splits)
+        first = gl.minimum(query_tiles, first + head % variant.splits * share)
+        a_head = gl.minimum(share, query_tiles - first)
     return Work(
-        j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, query_tiles - first, cut
-    )
+        j * TILE_KEY, head // variant.splits, head // variant.sharing, batch, heads, batches, seq_len_kv, first, a_head,
+        cut,
+    )  # fmt: skip
 
 
 @gluon.jit

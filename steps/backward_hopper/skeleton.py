@@ -33,6 +33,7 @@ PROCESSORS = 132  # of an H100; a block has one alone
 # Iterations that a block takes for a query head at least, in the mean, for query heads to have blocks of their own:
 # from trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
 ITERATIONS_APART_CAUSAL, ITERATIONS_APART = 5, 64
+ROUNDING = 2  # iterations that it takes to round dK and dV where blocks add to them, by the way: a guess
 LEAST_ITERATIONS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
 
 
@@ -54,7 +55,7 @@ class HopperGradients(TmaGradients):
     prepare and scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but
     not with grouped heads, unless these are apart; short_helpers: where they cannot keep pace.
     cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where that pays
-    (``heads_apart``), and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
+    (``blocks_for_keys``), and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
     keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask.
     gradient: at head_dim 128, how the product for the weights' gradient begins.
     exchange, fence: how warpgroups that are apart exchange dS; at head_dim 256 they do it in a way of their own.
@@ -75,6 +76,7 @@ class HopperGradients(TmaGradients):
     wide_helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
     short_helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
     cta_per_query_head: bool = hole(told=False, default=False)
+    split_queries: bool = hole(told=False, default=False)
     keys_64: with_wgmma.Keys = hole(told=False, default=with_wgmma.SHARED)
     keys_unmasked: with_wgmma.Keys = hole(told=False, default=with_wgmma.SHARED)
     gradient: with_wgmma.Gradient = hole(told=False, default=with_wgmma.FROM_ZERO)
@@ -167,9 +169,9 @@ class HopperGradients(TmaGradients):
         blocks, wide = -(-problem.seq_len_kv // tile.key), head_dim == 256
         ragged, padded = problem.seq_len_kv % tile.key != 0, tiles_a_head(problem, tile) * tile.query
         masked = problem.causal or ragged
-        by_head = self.cta_per_query_head and self.heads_apart(problem, tile)
-        sharing = problem.group_size if by_head else 1
-        group_size = problem.group_size // sharing
+        by_head, splits = self.blocks_for_keys(problem, tile)
+        sharing = (problem.group_size if by_head else 1) * splits
+        group_size = 1 if by_head else problem.group_size
         l2_aware_lpt = self.sections and group_size == 1 and problem.causal != self.deterministic
         ahead = max(AT_ONCE, SECTION if l2_aware_lpt else 0)
         helpers = self.wide_helpers if wide else self.helpers
@@ -201,6 +203,7 @@ class HopperGradients(TmaGradients):
             unseen=self.begin.early and problem.causal and (blocks - 1) * tile.key >= padded,
             warpgroups=1 if self.together else 2,
             sharing=sharing,
+            splits=splits,
             section=SECTION if l2_aware_lpt else 0,
             ahead=ahead if helpers in (spare.SPARE, spare.CLEARS) else 0,
             compute=self.compute,
@@ -222,24 +225,31 @@ class HopperGradients(TmaGradients):
     def work(self, problem: Problem, arch: str) -> Work:
         """What a launch has to do, most of which the kernel does whose blocks own keys."""
         variant = self.variant(problem, arch)
-        heads = own_blocks(problem, variant)[1]
-        return Work.of_keys(problem, variant.tile, heads, places(arch), variant.head_dim)
+        heads = own_blocks(problem, variant)[1] // variant.splits
+        return Work.of_keys(problem, variant.tile, heads, places(arch), variant.head_dim, variant.splits)
 
-    def heads_apart(self, problem: Problem, tile) -> bool:
-        """Whether query heads of a group have blocks of their own.
+    def blocks_for_keys(self, problem: Problem, tile) -> tuple[bool, int]:
+        """(whether query heads of a group have blocks of their own, blocks that share the queries of a head).
 
-        So it is where a block takes enough iterations for a head, in the mean, and where SMs would else be without work
-        for long: what a block takes beside its iterations is counted as one, and as dK and dV are as many sums as dQ of
-        some iterations, adding them is counted as these.
+        Heads are apart where a block takes enough iterations for one, in the mean. Else both turn on when the last SM
+        ends: what a block takes beside its iterations is counted as one, and as dK and dV are as many sums as dQ of
+        some iterations, adding them is counted as these, and rounding what was added as ``ROUNDING``.
         """
         blocks = -(-problem.seq_len_kv // tile.key)
-        iterations = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
-        if iterations >= (ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART):
-            return True
-        heads = problem.kv_heads, problem.heads
-        together, apart = (Work.of_keys(problem, tile, n, PROCESSORS, problem.head_dim) for n in heads)
-        to_add = 2 * tile.key / tile.query
-        return apart.iterations + (1 + to_add) * apart.tiles < together.iterations + together.tiles
+        mean = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
+
+        def end(heads: int, splits: int = 1) -> float:
+            work = Work.of_keys(problem, tile, heads, PROCESSORS, problem.head_dim, splits)
+            adds = heads * splits > problem.kv_heads
+            to_add = 2 * tile.key / tile.query if adds else 0
+            return work.iterations + (1 + to_add) * work.tiles + (ROUNDING if adds else 0)
+
+        by_head = self.cta_per_query_head and problem.group_size > 1
+        if by_head and mean < (ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART):
+            by_head = end(problem.heads) < end(problem.kv_heads)
+        heads = problem.heads if by_head else problem.kv_heads
+        most = PROCESSORS // (blocks * problem.batch * heads) if self.split_queries else 1
+        return by_head, min(range(1, max(1, most) + 1), key=lambda splits: end(heads, splits))
 
     def spare_for(self, problem: Problem, tile, group_size: int, ahead: int) -> lib.Helpers:
         """What spare warps do: they prepare and scale where they keep pace, and where there are heads enough."""
@@ -381,8 +391,7 @@ def heads_ahead(ahead: int, tiles: int) -> int:
 
 def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:
     """Blocks that own keys."""
-    heads = problem.heads if variant.sharing > 1 else problem.kv_heads
-    return -(-problem.seq_len_kv // variant.tile.key), heads, problem.batch
+    return -(-problem.seq_len_kv // variant.tile.key), problem.kv_heads * variant.sharing, problem.batch
 
 
 def _launcher(
