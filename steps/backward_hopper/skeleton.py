@@ -317,28 +317,21 @@ class HopperGradients(TmaGradients):
             early=variant.begin.early, overtaken=variant.begin.early, rewrite=True,
         )  # fmt: skip
 
-        def scaled_launcher(blocks, summed, x, scale, *of, last: bool):
-            """Of ``scaled``. last: of the call's kernels."""
-            passed = (summed, x, x.stride()[:3], scale, *of, not last)
-            how = {"early": variant.begin.early, "overtaken": variant.begin.early and not last}
-            return _launcher(scaled, blocks, passed, (), ROW_WARPS, device, 2, **how)
+        passed, into, kept = (sums, dq, dq.stride()[:3], problem.effective_scale, *sizes, first_line, variant), (), ()
+        if key_sums:  # rounded by the same kernel, behind dQ
+            heads_of_queries, heads_of_keys, keys = rows[1] * rows[2], problem.batch * problem.kv_heads, of_keys[3]
+            numbers_of_keys = problem.seq_len_kv, keys, problem.kv_heads, heads_of_keys, heads_of_queries
+            into, kept = (*key_sums, dk, dv), (dk.stride()[:3], dv.stride()[:3], numbers_of_keys)
+            rows = max(tiles, keys // variant.tile.query), 1, heads_of_queries + 2 * heads_of_keys
+        scaling = _launcher(scaled, rows, passed, into, ROW_WARPS, device, 2, kept, early=variant.begin.early)
 
-        of = (*sizes, first_line, variant, False)
-        scaling = scaled_launcher(rows, sums, dq, problem.effective_scale, *of, last=variant.sharing == 1)
-        rounding = []  # dK and dV, where they were added up
-        for summed, x, scale in zip(key_sums, (dk, dv), (problem.effective_scale, 1.0)):
-            of = (problem.seq_len_kv, of_keys[3], problem.kv_heads, 0, variant, True)
-            rows_of_keys = (of_keys[3] // variant.tile.query, problem.kv_heads, problem.batch)
-            rounding.append(scaled_launcher(rows_of_keys, summed, x, scale, *of, last=len(rounding) == 1))
-
-        summed, counted = ["sums of dk", "sums of dv"][: len(rounding)], ["counts"][: len(counted)]
+        summed, counted = ["sums of dk", "sums of dv"][: len(key_sums)], ["counts"][: len(counted)]
         names = ["q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "numbers", "sums", *summed, *counted]
         more = beyond("o", "lse", "do", "dq", "numbers", "sums", counted)
         launches = [
             (preparing, ["o", "do", "lse", "numbers", "sums", *counted]),
             (multiplying, ["q", "k", "v", "do", "numbers", "sums", *(summed or ("dk", "dv")), *more]),
-            (scaling, ["sums", "dq"]),
-            *zip(rounding, zip(summed, ["dk", "dv"])),
+            (scaling, ["sums", "dq", *summed, *(["dk", "dv"] if summed else [])]),
         ]
         return in_a_row([(run, [names.index(x) for x in which]) for run, which in launches], scratch, device)
 
