@@ -228,6 +228,12 @@ class HopperGradients(TmaGradients):
         heads = own_blocks(problem, variant)[1] // variant.splits
         return Work.of_keys(problem, variant.tile, heads, places(arch), variant.head_dim, variant.splits)
 
+    def launches_as(self, other, problem: Problem, arch: str) -> bool:
+        """Whether this step and another launch the same kernels for a problem: those of the same pieces."""
+        return isinstance(other, HopperGradients) and all(
+            getattr(self, of)(problem) == getattr(other, of)(problem) for of in ("kernel", "variant")
+        )
+
     def blocks_for_keys(self, problem: Problem, tile) -> tuple[bool, int]:
         """(whether query heads of a group have blocks of their own, blocks that share the queries of a head).
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from steps.core import ladder
-from steps.core.cost import HEARD, Model, apart
+from steps.core.cost import HEARD, Estimate, Model, apart
 from steps.core.ladder import get_step, line
 from steps.core.recorded import recorded_runs
 from steps.core.step import Step, Unsupported, target_of
@@ -135,6 +135,7 @@ def _as_modelled(
     known = {name: found for name, found in known.items() if found}
     if not known:
         return None
+    known = _of_kernels(known, problem, arch)
     least = HEARD * max(found.weight for found in known.values())
     heard = {name: found.seconds for name, found in known.items() if found.weight >= least}
     same = (name for name in heard if heard[name] <= SAME * min(heard.values()))
@@ -149,6 +150,18 @@ def _as_modelled(
         f"of the steps. It should take {1000 * seconds:.3g} ms{compared}. Its nearest record: {provenance(record)}."
     )
     return Choice(step, why, record, ratio)
+
+
+def _of_kernels(known: dict[str, Estimate], problem: Problem, arch: str) -> dict[str, Estimate]:
+    """What is known of steps; of those that launch the same kernels for the problem, what is known best of one."""
+    of_kernels: list[list[str]] = []
+    for name in known:
+        step = get_step(name)
+        same = (names for names in of_kernels if step.launches_as(get_step(names[0]), problem, arch))
+        if (names := next(same, None)) is None:
+            of_kernels.append(names := [])
+        names.append(name)
+    return {name: known[max(names, key=lambda n: known[n].weight)] for names in of_kernels for name in names}
 
 
 def _timed(run: Run, name: str) -> bool:
