@@ -60,7 +60,7 @@ def few_at_once(monkeypatch):
 
     And query heads have blocks of their own, however few turns these take (``cta_per_query_head``).
     """
-    for name, value in {"SECTION": 4, "AT_ONCE": 4, "LEAST_ITERATIONS": 0}.items():
+    for name, value in {"SECTION": 4, "LARGER_SECTION": 4, "AT_ONCE": 4, "LEAST_ITERATIONS": 0}.items():
         monkeypatch.setattr(f"steps.backward_hopper.skeleton.{name}", value)
     always_apart(monkeypatch)
 

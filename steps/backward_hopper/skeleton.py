@@ -28,6 +28,7 @@ from tutorial_lib.problem import Problem
 
 ROW_WARPS = 4  # of the small kernels
 SECTION = 264  # blocks that begin together: 132 SMs take about as long for them as for the longest
+LARGER_SECTION = 396  # with 8 heads of 81 blocks 1.05 times as fast as 264: in a trial on an H200, not recorded
 AT_ONCE = 144  # blocks, about as many as run at once; whole heads of them, rounded down (up was not measured)
 PROCESSORS = 132  # of an H100; a block has one alone
 # Iterations that a block takes for a query head at least, in the mean, for query heads to have blocks of their own:
@@ -173,7 +174,11 @@ class HopperGradients(TmaGradients):
         sharing = (problem.group_size if by_head else 1) * splits
         group_size = 1 if by_head else problem.group_size
         l2_aware_lpt = self.sections and group_size == 1 and problem.causal != self.deterministic
-        ahead = max(AT_ONCE, SECTION if l2_aware_lpt else 0)
+        section = 0
+        if l2_aware_lpt:
+            heads = problem.batch * problem.kv_heads * sharing
+            section = SECTION if self.deterministic else section_for(heads, blocks)
+        ahead = max(AT_ONCE, section)
         helpers = self.wide_helpers if wide else self.helpers
         if helpers is spare.SPARE:
             helpers = self.spare_for(problem, tile, group_size, ahead)
@@ -204,7 +209,7 @@ class HopperGradients(TmaGradients):
             warpgroups=1 if self.together else 2,
             sharing=sharing,
             splits=splits,
-            section=SECTION if l2_aware_lpt else 0,
+            section=section,
             ahead=ahead if helpers in (spare.SPARE, spare.CLEARS) else 0,
             compute=self.compute,
             consume=consume,
@@ -381,6 +386,17 @@ def rates(problem: Problem, variant: Variant) -> tuple[int, int]:
     rows = tiles_a_head(problem, variant.tile) * variant.tile.query
     iterations = tiles_visited(problem, variant.tile) // (problem.batch * problem.heads)
     return tuple(-(-(rows // piece << 16) // iterations) for piece in (variant.rows_prepared, variant.rows_scaled))
+
+
+def section_for(heads: int, tiles: int) -> int:
+    """Blocks of a section, about: of two sizes that with which the last section is nearer to a whole one.
+
+    heads: of all batches; tiles: of keys. With many sections the last one hardly counts.
+    """
+    if heads * tiles > 3 * SECTION:
+        return SECTION
+    widths = {section: max(1, section // tiles) for section in (SECTION, LARGER_SECTION)}
+    return max(widths, key=lambda section: (heads % widths[section] or widths[section]) / widths[section])
 
 
 def heads_ahead(ahead: int, tiles: int) -> int:
