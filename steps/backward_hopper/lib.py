@@ -56,11 +56,15 @@ def async_reduce_shared_to_global(tensor_desc, coord, src, _semantic=None):
 
 @dataclass(frozen=True)
 class Begin(Pieces):
-    """wait(): until all kernels before this one have ended. let(): the next may begin. early: whether kernels do."""
+    """wait(): until all kernels before this one have ended. let(): the next may begin. early: whether kernels do.
+
+    first: the same of the first kernel of a call, which lets the next begin when it has waited.
+    """
 
     wait: Callable
     let: Callable
     early: bool
+    first: bool = False
 
 
 @gluon.jit
@@ -82,6 +86,7 @@ def nothing(a=None, b=None, c=None, d=None, e=None, f=None):
 
 ONE_BY_ONE = Begin(nothing, nothing, early=False)
 EARLY = Begin(await_kernels_before, let_next_begin, early=True)
+ALL_EARLY = Begin(await_kernels_before, let_next_begin, early=True, first=True)
 
 # --- what there is, in global memory and in shared memory ---
 

@@ -310,7 +310,8 @@ class HopperGradients(TmaGradients):
         sizes = (problem.seq_len_q, padded, problem.heads)
         pieces = math.prod(of_keys) // (variant.tile.query * variant.head_dim)
         passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, pieces, cleared, variant)
-        preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5, overtaken=variant.begin.early)
+        how = {"early": variant.begin.first, "overtaken": variant.begin.early}
+        preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5, **how)
         blocks = own_blocks(problem, variant)
         into = key_sums if variant.sharing > 1 else (dk, dv)
         passed = (*arguments(q, k, v, do, numbers, sums, *into, problem, padded, variant), *constants)

@@ -23,7 +23,7 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import Run, best_of, of_one_machine
 from tutorial_lib.tables import provenance
 
-SAME = 1.005  # times the shortest expected time: nearer than that the earliest is taken, as in ``best_of``
+NEAR = 1.03  # times the shortest expected time: nearer than that no model tells steps apart, and the latest is taken
 MOST_MODELS = 8  # that are kept
 _models: dict[tuple[int, ...], tuple[list[Run], Model]] = {}  # with the runs, which their numbers are the names of
 
@@ -138,8 +138,8 @@ def _as_modelled(
     known = _of_kernels(known, problem, arch)
     least = HEARD * max(found.weight for found in known.values())
     heard = {name: found.seconds for name, found in known.items() if found.weight >= least}
-    same = (name for name in heard if heard[name] <= SAME * min(heard.values()))
-    name = min(same, key=[step.name for step in ladder.whole_ladder()].index)
+    near = (name for name in heard if heard[name] <= NEAR * min(heard.values()))
+    name = max(near, key=[step.name for step in ladder.whole_ladder()].index)
     record = min((run for run in runs if _timed(run, name)), key=lambda run: apart(problem, run.the_problem()))
     baseline = get_step(PASSES[direction].baseline)
     ratio = None if baseline.unsupported(problem, arch) else model.of_baseline(problem)
