@@ -139,7 +139,7 @@ def _as_modelled(
     least = HEARD * max(found.weight for found in known.values())
     heard = {name: found.seconds for name, found in known.items() if found.weight >= least}
     near = (name for name in heard if heard[name] <= NEAR * min(heard.values()))
-    name = max(near, key=[step.name for step in ladder.whole_ladder()].index)
+    name = max(near, key=_how_late)
     record = min((run for run in runs if _timed(run, name)), key=lambda run: apart(problem, run.the_problem()))
     baseline = get_step(PASSES[direction].baseline)
     ratio = None if baseline.unsupported(problem, arch) else model.of_baseline(problem)
@@ -162,6 +162,13 @@ def _of_kernels(known: dict[str, Estimate], problem: Problem, arch: str) -> dict
             of_kernels.append(names := [])
         names.append(name)
     return {name: known[max(names, key=lambda n: known[n].weight)] for names in of_kernels for name in names}
+
+
+def _how_late(name: str) -> tuple:
+    """Later of two steps is the one off the forks; then by its number, and what stands inside a step before it."""
+    step, order = get_step(name), [step.name for step in ladder.whole_ladder()]
+    owner = ladder.owner_of(step)
+    return not owner.fork, order.index(owner.name), step is owner, order.index(name)
 
 
 def _timed(run: Run, name: str) -> bool:
