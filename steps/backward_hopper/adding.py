@@ -130,8 +130,7 @@ def add_to_keys(x, sums, work, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Add a warpgroup's dK or dV of one query head to what the others of the group add: fours, as for dQ."""
     LAYOUT: gl.constexpr = variant.key_fours
     padded = gl.num_programs(0) * variant.tile.key
-    kv_heads = work.heads * variant.splits // (variant.sharing * variant.group_size)
-    line = work.batch.to(gl.int64) * kv_heads + work.kv_head
+    line = work.batch.to(gl.int64) * (work.heads // variant.sharing) + work.kv_head
     row = work.key_row + warpgroup * variant.keys + gl.arange(0, variant.keys, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, variant.head_dim, gl.SliceLayout(0, LAYOUT))
     addresses = sums + line * padded * variant.head_dim + (row * variant.head_dim)[:, None] + column[None, :]

@@ -56,15 +56,11 @@ def async_reduce_shared_to_global(tensor_desc, coord, src, _semantic=None):
 
 @dataclass(frozen=True)
 class Begin(Pieces):
-    """wait(): until all kernels before this one have ended. let(): the next may begin. early: whether kernels do.
-
-    first: the same of the first kernel of a call, which lets the next begin when it has waited.
-    """
+    """wait(): until all kernels before this one have ended. let(): the next may begin. early: whether kernels do."""
 
     wait: Callable
     let: Callable
     early: bool
-    first: bool = False
 
 
 @gluon.jit
@@ -86,7 +82,6 @@ def nothing(a=None, b=None, c=None, d=None, e=None, f=None):
 
 ONE_BY_ONE = Begin(nothing, nothing, early=False)
 EARLY = Begin(await_kernels_before, let_next_begin, early=True)
-ALL_EARLY = Begin(await_kernels_before, let_next_begin, early=True, first=True)
 
 # --- what there is, in global memory and in shared memory ---
 
@@ -296,15 +291,9 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
         cut = gl.minimum(query_tiles, gl.cdiv((j + 1) * TILE_KEY - 1, TILE_QUERY))
     if variant.ragged and (j + 1) * TILE_KEY > seq_len_kv:
         cut = query_tiles
-    a_head = query_tiles - first
-    if variant.splits > 1:
-        share = gl.cdiv(a_head, variant.splits)
-        first = gl.minimum(query_tiles, first + head % variant.splits * share)
-        a_head = gl.minimum(share, query_tiles - first)
     return Work(
-        j * TILE_KEY, head // variant.splits, head // variant.sharing, batch, heads, batches, seq_len_kv, first, a_head,
-        cut,
-    )  # fmt: skip
+        j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, query_tiles - first, cut
+    )
 
 
 @gluon.jit

@@ -84,8 +84,6 @@ def prepare(
     and for so many pieces of sums behind those for dQ, each as large as a tile of queries.
     """
     ROWS: gl.constexpr = variant.tile.query
-    if variant.begin.first:
-        variant.begin.wait()  # the next kernel reads keys and values at once, which a kernel before may have written
     variant.begin.let()
     i = gl.program_id(0)
     line = variant.line_of_block()

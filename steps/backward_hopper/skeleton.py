@@ -34,7 +34,7 @@ PROCESSORS = 132  # of an H100; a block has one alone
 # Iterations that a block takes for a query head at least, in the mean, for query heads to have blocks of their own:
 # from trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
 ITERATIONS_APART_CAUSAL, ITERATIONS_APART = 5, 64
-ROUNDING = 2  # iterations that it takes to round dK and dV where blocks add to them, by the way: a guess
+ROUNDING = 4  # iterations that take as long as clearing and rounding sums for dK and dV: a trial with 64 blocks
 LEAST_ITERATIONS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
 
 
@@ -56,7 +56,7 @@ class HopperGradients(TmaGradients):
     prepare and scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but
     not with grouped heads, unless these are apart; short_helpers: where they cannot keep pace.
     cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where that pays
-    (``blocks_for_keys``), and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
+    (``heads_apart``), and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
     keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask.
     gradient: at head_dim 128, how the product for the weights' gradient begins.
     exchange, fence: how warpgroups that are apart exchange dS; at head_dim 256 they do it in a way of their own.
@@ -77,7 +77,6 @@ class HopperGradients(TmaGradients):
     wide_helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
     short_helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
     cta_per_query_head: bool = hole(told=False, default=False)
-    split_queries: bool = hole(told=False, default=False)
     keys_64: with_wgmma.Keys = hole(told=False, default=with_wgmma.SHARED)
     keys_unmasked: with_wgmma.Keys = hole(told=False, default=with_wgmma.SHARED)
     gradient: with_wgmma.Gradient = hole(told=False, default=with_wgmma.FROM_ZERO)
@@ -170,9 +169,8 @@ class HopperGradients(TmaGradients):
         blocks, wide = -(-problem.seq_len_kv // tile.key), head_dim == 256
         ragged, padded = problem.seq_len_kv % tile.key != 0, tiles_a_head(problem, tile) * tile.query
         masked = problem.causal or ragged
-        by_head, splits = self.blocks_for_keys(problem, tile)
-        sharing = (problem.group_size if by_head else 1) * splits
-        group_size = 1 if by_head else problem.group_size
+        sharing = problem.group_size if self.cta_per_query_head and self.heads_apart(problem, tile) else 1
+        group_size = problem.group_size // sharing
         l2_aware_lpt = self.sections and group_size == 1 and problem.causal != self.deterministic
         section = 0
         if l2_aware_lpt:
@@ -208,7 +206,6 @@ class HopperGradients(TmaGradients):
             unseen=self.begin.early and problem.causal and (blocks - 1) * tile.key >= padded,
             warpgroups=1 if self.together else 2,
             sharing=sharing,
-            splits=splits,
             section=section,
             ahead=ahead if helpers in (spare.SPARE, spare.CLEARS) else 0,
             compute=self.compute,
@@ -230,8 +227,8 @@ class HopperGradients(TmaGradients):
     def work(self, problem: Problem, arch: str) -> Work:
         """What a launch has to do, most of which the kernel does whose blocks own keys."""
         variant = self.variant(problem, arch)
-        heads = own_blocks(problem, variant)[1] // variant.splits
-        return Work.of_keys(problem, variant.tile, heads, places(arch), variant.head_dim, variant.splits)
+        heads = own_blocks(problem, variant)[1]
+        return Work.of_keys(problem, variant.tile, heads, places(arch), variant.head_dim)
 
     def launches_as(self, other, problem: Problem, arch: str) -> bool:
         """Whether this step and another launch the same kernels for a problem: those of the same pieces."""
@@ -239,28 +236,21 @@ class HopperGradients(TmaGradients):
             getattr(self, of)(problem) == getattr(other, of)(problem) for of in ("kernel", "variant")
         )
 
-    def blocks_for_keys(self, problem: Problem, tile) -> tuple[bool, int]:
-        """(whether query heads of a group have blocks of their own, blocks that share the queries of a head).
+    def heads_apart(self, problem: Problem, tile) -> bool:
+        """Whether query heads of a group have blocks of their own.
 
-        Heads are apart where a block takes enough iterations for one, in the mean. Else both turn on when the last SM
-        ends: what a block takes beside its iterations is counted as one, and as dK and dV are as many sums as dQ of
-        some iterations, adding them is counted as these, and rounding what was added as ``ROUNDING``.
+        So it is where a block takes enough iterations for a head, in the mean; else it turns on when the last SM ends.
+        What a block takes beside its iterations is counted as one. Adding dK and dV, which are as many sums as dQ of
+        some iterations, is counted as these, and ``ROUNDING`` comes to it.
         """
         blocks = -(-problem.seq_len_kv // tile.key)
         mean = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
-
-        def end(heads: int, splits: int = 1) -> float:
-            work = Work.of_keys(problem, tile, heads, PROCESSORS, problem.head_dim, splits)
-            adds = heads * splits > problem.kv_heads
-            to_add = 2 * tile.key / tile.query if adds else 0
-            return work.iterations + (1 + to_add) * work.tiles + (ROUNDING if adds else 0)
-
-        by_head = self.cta_per_query_head and problem.group_size > 1
-        if by_head and mean < (ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART):
-            by_head = end(problem.heads) < end(problem.kv_heads)
-        heads = problem.heads if by_head else problem.kv_heads
-        most = PROCESSORS // (blocks * problem.batch * heads) if self.split_queries else 1
-        return by_head, min(range(1, max(1, most) + 1), key=lambda splits: end(heads, splits))
+        if mean >= (ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART):
+            return True
+        heads = problem.kv_heads, problem.heads
+        together, apart = (Work.of_keys(problem, tile, n, PROCESSORS, problem.head_dim) for n in heads)
+        to_add = 2 * tile.key / tile.query
+        return apart.iterations + (1 + to_add) * apart.tiles + ROUNDING < together.iterations + together.tiles
 
     def spare_for(self, problem: Problem, tile, group_size: int, ahead: int) -> lib.Helpers:
         """What spare warps do: they prepare and scale where they keep pace, and where there are heads enough."""
@@ -310,8 +300,7 @@ class HopperGradients(TmaGradients):
         sizes = (problem.seq_len_q, padded, problem.heads)
         pieces = math.prod(of_keys) // (variant.tile.query * variant.head_dim)
         passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, pieces, cleared, variant)
-        how = {"early": variant.begin.first, "overtaken": variant.begin.early}
-        preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5, **how)
+        preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5, overtaken=variant.begin.early)
         blocks = own_blocks(problem, variant)
         into = key_sums if variant.sharing > 1 else (dk, dv)
         passed = (*arguments(q, k, v, do, numbers, sums, *into, problem, padded, variant), *constants)
@@ -407,7 +396,8 @@ def heads_ahead(ahead: int, tiles: int) -> int:
 
 def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:
     """Blocks that own keys."""
-    return -(-problem.seq_len_kv // variant.tile.key), problem.kv_heads * variant.sharing, problem.batch
+    heads = problem.heads if variant.sharing > 1 else problem.kv_heads
+    return -(-problem.seq_len_kv // variant.tile.key), heads, problem.batch
 
 
 def _launcher(

@@ -40,8 +40,7 @@ class Variant:
     ragged: bool  # the last tile of keys is not full
     unseen: bool  # kernels begin early, and there are blocks without an iteration: no query sees their keys
     warpgroups: int  # that compute for themselves, of WARPS / warpgroups warps each; 1: all warps do the same, as one
-    sharing: int  # blocks that have the same keys, and add to dK and dV
-    splits: int  # of these, those of one query head, which share its tiles of queries
+    sharing: int  # query heads with blocks of their own that share a kv head, and add to its dK and dV
     section: int  # blocks of a section, about, where blocks begin in sections
     ahead: int  # blocks, about, by which spare warps are ahead of their own (spare.py); 0: they do nothing
     compute: Callable  # of an iteration, where warpgroups compute together

@@ -53,18 +53,13 @@ class Work:
         return cls.dealt(lengths, problem.batch * problem.heads, places, longest_first, *args, **fields)
 
     @classmethod
-    def of_keys(cls, problem: Problem, tile: Tile, heads: int, held: int, head_dim: int, splits: int = 1) -> Work:
-        """The work of a backward pass, whose blocks own tiles of keys of so many heads of a sequence.
-
-        splits: blocks that share the tiles of queries of a head.
-        """
+    def of_keys(cls, problem: Problem, tile: Tile, heads: int, held: int, head_dim: int) -> Work:
+        """The work of a backward pass, whose blocks own tiles of keys of so many heads of a sequence."""
         tiles = -(-problem.seq_len_q // tile.query)
         firsts = [
             j * tile.key // tile.query if problem.causal else 0 for j in range(-(-problem.seq_len_kv // tile.key))
         ]
         lengths = [max(0, tiles - first) * (problem.heads // heads) for first in firsts]
-        parts = [(length, -(-length // splits) * part) for length in lengths for part in range(splits)]
-        lengths = [max(0, min(-(-length // splits), length - first)) for length, first in parts]
         rows = 2 * problem.batch * problem.heads * problem.seq_len_q  # of dQ: written, and read
         return cls.dealt(lengths, problem.batch * heads, held, True, tile, head_dim, rows=rows)
 

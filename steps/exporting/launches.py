@@ -219,7 +219,6 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
         "all_seen": problem.causal and not variant.unseen,
         "warpgroups": variant.warpgroups,
         "sharing": variant.sharing,
-        "splits": variant.splits,
         "spare": variant.spare,
         "ahead": variant.ahead,
         "counts": variant.counts,
