@@ -355,9 +355,7 @@ def test_heads_are_apart_where_blocks_of_groups_would_leave_sms_without_work(hea
     """However few iterations a head takes, but for those that it takes to add dK and dV."""
     step = get_step("cta_per_query_head")
     few_blocks = Problem(batch=1, heads=8, kv_heads=1, seq_len_q=1024, seq_len_kv=1024, head_dim=head_dim)
-    more = dataclasses.replace(
-        few_blocks, seq_len_q=1536, seq_len_kv=1536, heads=32, kv_heads=8
-    )  # an SM has one or two
+    more = dataclasses.replace(few_blocks, seq_len_q=3000, seq_len_kv=3000, heads=16, kv_heads=4)
     few_queries = dataclasses.replace(few_blocks, seq_len_q=64, seq_len_kv=8000, heads=64)
     assert [step.variant(shape).sharing for shape in (few_blocks, more, few_queries)] == [8, 4, 1]
     assert step.work(more, "sm_90").iterations < get_step("fused_pre_post").work(more, "sm_90").iterations
