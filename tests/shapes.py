@@ -60,7 +60,7 @@ def few_at_once(monkeypatch):
 
     And query heads have blocks of their own, however few turns these take (``cta_per_query_head``).
     """
-    for name, value in {"SECTION": 4, "AT_ONCE": 4, "LEAST_ITERATIONS": 0}.items():
+    for name, value in {"SECTION": 4, "LARGER_SECTION": 4, "AT_ONCE": 4, "LEAST_ITERATIONS": 0}.items():
         monkeypatch.setattr(f"steps.backward_hopper.skeleton.{name}", value)
     always_apart(monkeypatch)
 
@@ -73,5 +73,5 @@ def zeros_alone(monkeypatch):
 
 def always_apart(monkeypatch):
     """With grouped heads, query heads have blocks of their own in step cta_per_query_head."""
-    for name in ("ITERATIONS_APART", "ITERATIONS_APART_CAUSAL", "ITERATIONS_FEW"):
+    for name in ("ITERATIONS_APART", "ITERATIONS_APART_CAUSAL"):
         monkeypatch.setattr(f"steps.backward_hopper.skeleton.{name}", 0)

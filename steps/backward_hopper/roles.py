@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from steps.backward_hopper.adding import add_to_query
+from steps.backward_hopper.adding import add_to_keys, add_to_query
 from steps.backward_hopper.lib import position
 from steps.backward_hopper.products import issue_own_d_query, issue_side, keys_of, number_of, rows_of, weigh
 from steps.gluon import names  # noqa: F401
@@ -76,7 +76,7 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
         d_query = warpgroup_mma_wait(0, deps=[issue_own_d_query(tiles, iterations + 1, 0, variant)])
         add_to_query(d_query, arrays, tiles, barriers, iterations - 1, work, padded, aside, 0, variant)
         variant.sequence.end(aside, iterations - 1, work, 0, variant)
-    store_sums(d_value, tiles.d_output, arrays.d_value, work, variant)
+    variant.leave(d_value, 1.0, tiles.d_output, arrays.d_value, work, variant)
     variant.helpers.added(aside, work, False, variant)
     tma.store_wait(0)
 
@@ -117,18 +117,24 @@ def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, varia
 
     if iterations > 0:
         variant.sequence.end(aside, iterations - 1, work, 1, variant)
-    store_sums(d_key * (scale * LN2), tiles.query, arrays.d_key, work, variant)
+    variant.leave(d_key, scale * LN2, tiles.query, arrays.d_key, work, variant)
     variant.helpers.added(aside, work, False, variant)
     tma.store_wait(0)
 
 
 @gluon.jit
-def store_sums(sums, ring, array, work, variant: gl.constexpr):
+def store_sums(sums, scale, ring, array, work, variant: gl.constexpr):
     """dV or dK leaves by a slot of the ring of dO or Q that it was summed from, when nobody reads them any more."""
     slot = ring.index(0)
-    keys_of(slot, variant).store(sums.to(slot.dtype))
+    keys_of(slot, variant).store((sums * scale).to(slot.dtype))
     fence_async_shared()
     tma.async_store(array, [work.batch, work.kv_head, work.key_row, 0], slot)
+
+
+@gluon.jit
+def add_sums(sums, scale, ring, array, work, variant: gl.constexpr):
+    """dV or dK of a query head is added to what the others of its group add, before the scale."""
+    add_to_keys(sums, array, work, 0, variant)
 
 
 @gluon.jit

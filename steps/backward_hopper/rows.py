@@ -104,28 +104,18 @@ def prepare(
             gl.store(Sums + (first_piece + n) * PIECE + offset, gl.full([PIECE], 0.0, gl.float32, variant.line))
 
 
-@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line"])
-def scaled(
-    Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line, variant: gl.constexpr,
-    of_keys: gl.constexpr = False, followed: gl.constexpr = False,
-):  # fmt: skip
-    """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on.
-
-    of_keys: dK or dV of as many keys. followed: by another kernel of the call.
-    """
+@gluon.jit
+def round_rows(Sums, Out, strides, scale, i, line, length, padded, heads, by_tma: gl.constexpr, variant: gl.constexpr):
+    """Gradients of a tile of rows: what has been added up, times the scale, rounded. by_tma: TMA added."""
     ROWS: gl.constexpr = variant.tile.query
     D: gl.constexpr = variant.head_dim
-    if followed:
-        variant.begin.let()
-    variant.begin.wait()
-    i = gl.program_id(0)
-    line = (first_line + variant.line_of_block()).to(gl.int64)
+    line = line.to(gl.int64)
     head, batch = line % heads, line // heads
     row = i * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, variant.rows))
     column = gl.arange(0, D, gl.SliceLayout(0, variant.rows))
     far = row.to(gl.int64)
     offset = far[:, None] * D + column[None, :]
-    if variant.adding.by_tma and variant.adding.fours and not of_keys:
+    if by_tma and variant.adding.fours:
         # in odd rows halves of 128 bytes have changed places: see shared_fours
         offset = far[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
         offset = gl.max_contiguous(gl.multiple_of(offset, [1, 8]), [1, 8])
@@ -133,9 +123,46 @@ def scaled(
     if variant.adding.fours:  # columns back to their places: see adding.py
         sums = sums.reshape([ROWS, D // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, D])
         sums = gl.convert_layout(sums, variant.rows)
-    rows = DQ + batch * dq_strides[0] + head * dq_strides[1]
-    target = rows + (far[:, None] * dq_strides[2] + column[None, :])
-    there = (row < seq_len_q)[:, None]
+    rows = Out + batch * strides[0] + head * strides[1]
+    target = rows + (far[:, None] * strides[2] + column[None, :])
+    there = (row < length)[:, None]
     if variant.columns < D:
         there &= (column < variant.columns)[None, :]
-    gl.store(target, (sums * scale).to(DQ.dtype.element_ty), mask=there)
+    gl.store(target, (sums * scale).to(Out.dtype.element_ty), mask=there)
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line", "key_numbers"])
+def scaled(
+    Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line, variant: gl.constexpr,
+    KeySums=None, ValueSums=None, DK=None, DV=None, dk_strides=None, dv_strides=None, key_numbers=None,
+):  # fmt: skip
+    """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on.
+
+    Where blocks add to dK and dV, these are rounded likewise, behind all heads of dQ. key_numbers: keys, to the end of
+    the sequence and of the last tile; kv heads, of a sequence and of all; and heads of dQ.
+    """
+    variant.begin.wait()
+    i, n = gl.program_id(0), variant.line_of_block()
+    if variant.sharing > 1:
+        seq_len_kv, key_padded, kv_heads, of_keys, of_queries = key_numbers
+        key_line = n - of_queries
+        if key_line < 0:
+            if i * variant.tile.query < padded:
+                round_rows(
+                    Sums, DQ, dq_strides, scale, i, first_line + n, seq_len_q, padded, heads, variant.adding.by_tma,
+                    variant,
+                )  # fmt: skip
+        elif i * variant.tile.query < key_padded:
+            if key_line < of_keys:
+                round_rows(
+                    KeySums, DK, dk_strides, scale, i, key_line, seq_len_kv, key_padded, kv_heads, False, variant
+                )
+            else:
+                round_rows(
+                    ValueSums, DV, dv_strides, 1.0, i, key_line - of_keys, seq_len_kv, key_padded, kv_heads, False,
+                    variant,
+                )  # fmt: skip
+    else:
+        round_rows(
+            Sums, DQ, dq_strides, scale, i, first_line + n, seq_len_q, padded, heads, variant.adding.by_tma, variant
+        )

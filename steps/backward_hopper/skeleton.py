@@ -28,12 +28,13 @@ from tutorial_lib.problem import Problem
 
 ROW_WARPS = 4  # of the small kernels
 SECTION = 264  # blocks that begin together: 132 SMs take about as long for them as for the longest
+LARGER_SECTION = 396  # with 8 heads of 81 blocks 1.05 times as fast as 264: in a trial on an H200, not recorded
 AT_ONCE = 144  # blocks, about as many as run at once; whole heads of them, rounded down (up was not measured)
 PROCESSORS = 132  # of an H100; a block has one alone
 # Iterations that a block takes for a query head at least, in the mean, for query heads to have blocks of their own:
 # from trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
 ITERATIONS_APART_CAUSAL, ITERATIONS_APART = 5, 64
-ITERATIONS_FEW = 2  # likewise, where one block for all heads of a group would leave most SMs without: untested
+ROUNDING = 4  # iterations that take as long as clearing and rounding sums for dK and dV: a trial with 64 blocks
 LEAST_ITERATIONS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
 
 
@@ -54,8 +55,8 @@ class HopperGradients(TmaGradients):
     helpers: warps of the producer's warpgroup that had nothing to do. wide_helpers: at head_dim 256. Spare warps
     prepare and scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but
     not with grouped heads, unless these are apart; short_helpers: where they cannot keep pace.
-    cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where it takes iterations
-    enough for it, and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
+    cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where that pays
+    (``heads_apart``), and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
     keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask.
     gradient: at head_dim 128, how the product for the weights' gradient begins.
     exchange, fence: how warpgroups that are apart exchange dS; at head_dim 256 they do it in a way of their own.
@@ -168,11 +169,14 @@ class HopperGradients(TmaGradients):
         blocks, wide = -(-problem.seq_len_kv // tile.key), head_dim == 256
         ragged, padded = problem.seq_len_kv % tile.key != 0, tiles_a_head(problem, tile) * tile.query
         masked = problem.causal or ragged
-        by_head = self.cta_per_query_head and not wide and self.enough_iterations(problem, tile)
-        sharing = problem.group_size if by_head else 1
+        sharing = problem.group_size if self.cta_per_query_head and self.heads_apart(problem, tile) else 1
         group_size = problem.group_size // sharing
         l2_aware_lpt = self.sections and group_size == 1 and problem.causal != self.deterministic
-        ahead = max(AT_ONCE, SECTION if l2_aware_lpt else 0)
+        section = 0
+        if l2_aware_lpt:
+            heads = problem.batch * problem.kv_heads * sharing
+            section = SECTION if self.deterministic else section_for(heads, blocks)
+        ahead = max(AT_ONCE, section)
         helpers = self.wide_helpers if wide else self.helpers
         if helpers is spare.SPARE:
             helpers = self.spare_for(problem, tile, group_size, ahead)
@@ -188,6 +192,9 @@ class HopperGradients(TmaGradients):
             keys = self.keys_unmasked
         if problem.dtype == "bfloat16" and keys.weights is with_wgmma.in_16_bits:
             keys = replace(keys, weights=with_wgmma.in_bfloat16)
+        consume, store, add = loop.consume, with_wgmma.store_both, with_wgmma.add_both
+        if tile.key == ROWS:
+            consume, store, add = roles.consume, roles.store_sums, roles.add_sums
         tile_of_block = lib.from_last_keys if self.deterministic and problem.causal else lib.by_number
         return Variant(
             tile=tile,
@@ -199,10 +206,10 @@ class HopperGradients(TmaGradients):
             unseen=self.begin.early and problem.causal and (blocks - 1) * tile.key >= padded,
             warpgroups=1 if self.together else 2,
             sharing=sharing,
-            section=SECTION if l2_aware_lpt else 0,
+            section=section,
             ahead=ahead if helpers in (spare.SPARE, spare.CLEARS) else 0,
             compute=self.compute,
-            consume=roles.consume if tile.key == ROWS else loop.consume,
+            consume=consume,
             tile_of_block=lib.l2_aware_lpt if l2_aware_lpt else tile_of_block,
             adding=adding,
             sequence=sequence,
@@ -211,7 +218,7 @@ class HopperGradients(TmaGradients):
             gradient=self.gradient if head_dim == 128 else with_wgmma.FROM_ZERO,
             exchange=with_wgmma.BY_ITSELF if wide else self.exchange,
             fence=with_wgmma.FENCE_FIRST if wide else self.fence,
-            leave=with_wgmma.add_both if sharing > 1 else with_wgmma.store_both,
+            leave=add if sharing > 1 else store,
             helpers=helpers,
             begin=self.begin,
             line_of_block=self.line_of_block,
@@ -223,13 +230,27 @@ class HopperGradients(TmaGradients):
         heads = own_blocks(problem, variant)[1]
         return Work.of_keys(problem, variant.tile, heads, places(arch), variant.head_dim)
 
-    def enough_iterations(self, problem: Problem, tile) -> bool:
-        """Whether a block takes enough iterations for a query head, in the mean, for each to have blocks of its own."""
+    def launches_as(self, other, problem: Problem, arch: str) -> bool:
+        """Whether this step and another launch the same kernels for a problem: those of the same pieces."""
+        return isinstance(other, HopperGradients) and all(
+            getattr(self, of)(problem) == getattr(other, of)(problem) for of in ("kernel", "variant")
+        )
+
+    def heads_apart(self, problem: Problem, tile) -> bool:
+        """Whether query heads of a group have blocks of their own.
+
+        So it is where a block takes enough iterations for a head, in the mean; else it turns on when the last SM ends.
+        What a block takes beside its iterations is counted as one. Adding dK and dV, which are as many sums as dQ of
+        some iterations, is counted as these, and ``ROUNDING`` comes to it.
+        """
         blocks = -(-problem.seq_len_kv // tile.key)
-        iterations = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
-        few = blocks * problem.kv_heads * problem.batch <= PROCESSORS // 2  # most SMs would have nothing to do
-        least = ITERATIONS_FEW if few else ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART
-        return iterations >= least
+        mean = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
+        if mean >= (ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART):
+            return True
+        heads = problem.kv_heads, problem.heads
+        together, apart = (Work.of_keys(problem, tile, n, PROCESSORS, problem.head_dim) for n in heads)
+        to_add = 2 * tile.key / tile.query
+        return apart.iterations + (1 + to_add) * apart.tiles + ROUNDING < together.iterations + together.tiles
 
     def spare_for(self, problem: Problem, tile, group_size: int, ahead: int) -> lib.Helpers:
         """What spare warps do: they prepare and scale where they keep pace, and where there are heads enough."""
@@ -298,28 +319,21 @@ class HopperGradients(TmaGradients):
             early=variant.begin.early, overtaken=variant.begin.early, rewrite=True,
         )  # fmt: skip
 
-        def scaled_launcher(blocks, summed, x, scale, *of, last: bool):
-            """Of ``scaled``. last: of the call's kernels."""
-            passed = (summed, x, x.stride()[:3], scale, *of, not last)
-            how = {"early": variant.begin.early, "overtaken": variant.begin.early and not last}
-            return _launcher(scaled, blocks, passed, (), ROW_WARPS, device, 2, **how)
+        passed, into, kept = (sums, dq, dq.stride()[:3], problem.effective_scale, *sizes, first_line, variant), (), ()
+        if key_sums:  # rounded by the same kernel, behind dQ
+            heads_of_queries, heads_of_keys, keys = rows[1] * rows[2], problem.batch * problem.kv_heads, of_keys[3]
+            numbers_of_keys = problem.seq_len_kv, keys, problem.kv_heads, heads_of_keys, heads_of_queries
+            into, kept = (*key_sums, dk, dv), (dk.stride()[:3], dv.stride()[:3], numbers_of_keys)
+            rows = max(tiles, keys // variant.tile.query), 1, heads_of_queries + 2 * heads_of_keys
+        scaling = _launcher(scaled, rows, passed, into, ROW_WARPS, device, 2, kept, early=variant.begin.early)
 
-        of = (*sizes, first_line, variant, False)
-        scaling = scaled_launcher(rows, sums, dq, problem.effective_scale, *of, last=variant.sharing == 1)
-        rounding = []  # dK and dV, where they were added up
-        for summed, x, scale in zip(key_sums, (dk, dv), (problem.effective_scale, 1.0)):
-            of = (problem.seq_len_kv, of_keys[3], problem.kv_heads, 0, variant, True)
-            rows_of_keys = (of_keys[3] // variant.tile.query, problem.kv_heads, problem.batch)
-            rounding.append(scaled_launcher(rows_of_keys, summed, x, scale, *of, last=len(rounding) == 1))
-
-        summed, counted = ["sums of dk", "sums of dv"][: len(rounding)], ["counts"][: len(counted)]
+        summed, counted = ["sums of dk", "sums of dv"][: len(key_sums)], ["counts"][: len(counted)]
         names = ["q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "numbers", "sums", *summed, *counted]
         more = beyond("o", "lse", "do", "dq", "numbers", "sums", counted)
         launches = [
             (preparing, ["o", "do", "lse", "numbers", "sums", *counted]),
             (multiplying, ["q", "k", "v", "do", "numbers", "sums", *(summed or ("dk", "dv")), *more]),
-            (scaling, ["sums", "dq"]),
-            *zip(rounding, zip(summed, ["dk", "dv"])),
+            (scaling, ["sums", "dq", *summed, *(["dk", "dv"] if summed else [])]),
         ]
         return in_a_row([(run, [names.index(x) for x in which]) for run, which in launches], scratch, device)
 
@@ -363,6 +377,17 @@ def rates(problem: Problem, variant: Variant) -> tuple[int, int]:
     rows = tiles_a_head(problem, variant.tile) * variant.tile.query
     iterations = tiles_visited(problem, variant.tile) // (problem.batch * problem.heads)
     return tuple(-(-(rows // piece << 16) // iterations) for piece in (variant.rows_prepared, variant.rows_scaled))
+
+
+def section_for(heads: int, tiles: int) -> int:
+    """Blocks of a section, about: of two sizes that with which the last section is nearer to a whole one.
+
+    heads: of all batches; tiles: of keys. With many sections the last one hardly counts.
+    """
+    if heads * tiles > 3 * SECTION:
+        return SECTION
+    widths = {section: max(1, section // tiles) for section in (SECTION, LARGER_SECTION)}
+    return max(widths, key=lambda section: (heads % widths[section] or widths[section]) / widths[section])
 
 
 def heads_ahead(ahead: int, tiles: int) -> int:

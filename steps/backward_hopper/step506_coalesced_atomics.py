@@ -22,8 +22,8 @@ rule of step fused_pre_post. Each block adds what it has for dK and dV to sums i
 of the other heads of its group add, too. So dK and dV differ in their last bits from run to run. A small kernel rounds
 them. flash-attn-4 does likewise (``dk_accum``, https://github.com/Dao-AILab/flash-attention).
 
-Where a block would take few iterations for a head (``skeleton.ITERATIONS_APART``) nothing changes, nor without grouped
-heads, nor at head_dim 256.
+Where a block would take few iterations for a head (``skeleton.ITERATIONS_APART``) nothing changes, unless blocks for
+whole groups are too few to keep all SMs at work; nor without grouped heads.
 
 ``joint_release``, inside this step: one arrival releases two slots.
 

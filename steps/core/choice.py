@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from steps.core import ladder
-from steps.core.cost import HEARD, Model, apart
+from steps.core.cost import HEARD, Estimate, Model, apart
 from steps.core.ladder import get_step, line
 from steps.core.recorded import recorded_runs
 from steps.core.step import Step, Unsupported, target_of
@@ -24,7 +24,7 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import Run, best_of, of_one_machine
 from tutorial_lib.tables import provenance
 
-SAME = 1.005  # times the shortest expected time: nearer than that the earliest is taken, as in ``best_of``
+NEAR = 1.03  # times the shortest expected time: nearer than that no model tells steps apart, and the latest is taken
 MOST_MODELS = 8  # that are kept
 _models: dict[tuple[int, ...], tuple[list[Run], Model]] = {}  # with the runs, which their numbers are the names of
 
@@ -137,10 +137,11 @@ def _as_modelled(
     known = {name: found for name, found in known.items() if found}
     if not known:
         return None
+    known = _of_kernels(known, problem, arch)
     least = HEARD * max(found.weight for found in known.values())
     heard = {name: found.seconds for name, found in known.items() if found.weight >= least}
-    same = (name for name in heard if heard[name] <= SAME * min(heard.values()))
-    name = min(same, key=[step.name for step in ladder.whole_ladder()].index)
+    near = (name for name in heard if heard[name] <= NEAR * min(heard.values()))
+    name = max(near, key=_how_late)
     record = min((run for run in runs if _timed(run, name)), key=lambda run: apart(problem, run.the_problem()))
     baseline = get_step(PASSES[direction].baseline)
     ratio = None if baseline.unsupported(problem, arch) else model.of_baseline(problem)
@@ -167,6 +168,25 @@ def _host_decides(ratio: float, seconds: float, problem: Problem, runs: list[Run
     both = ([m and m.host_us for m in map(run.measurement, names)] for run in told)
     ours, its = next(filter(all, both), (0.0, 0.0))
     return 1e6 * seconds < ours < its
+
+
+def _of_kernels(known: dict[str, Estimate], problem: Problem, arch: str) -> dict[str, Estimate]:
+    """What is known of steps; of those that launch the same kernels for the problem, what is known best of one."""
+    of_kernels: list[list[str]] = []
+    for name in known:
+        step = get_step(name)
+        same = (names for names in of_kernels if step.launches_as(get_step(names[0]), problem, arch))
+        if (names := next(same, None)) is None:
+            of_kernels.append(names := [])
+        names.append(name)
+    return {name: known[max(names, key=lambda n: known[n].weight)] for names in of_kernels for name in names}
+
+
+def _how_late(name: str) -> tuple:
+    """Later of two steps is the one off the forks; then by its number, and what stands inside a step before it."""
+    step, order = get_step(name), [step.name for step in ladder.whole_ladder()]
+    owner = ladder.owner_of(step)
+    return not owner.fork, order.index(owner.name), step is owner, order.index(name)
 
 
 def _timed(run: Run, name: str) -> bool:

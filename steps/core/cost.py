@@ -21,13 +21,13 @@ from tutorial_lib.problem import Problem
 if TYPE_CHECKING:
     from tutorial_lib.results import Run
 
-LAUNCH = 3.0  # microseconds that any launch takes at least; chosen, not fitted
+LAUNCH = 3.0  # microseconds that any kernel of a call takes at least; chosen, not fitted
 ROUNDS = 3  # of fitting costs, and factors of whole problems beside them
 RIDGE = 3e-3  # keeps costs that the records do not tell apart small
 REACH = 0.7  # how far records are heard, in doublings of a length (``apart``): as far again they count 1/e
 REACH_OF_BASELINE = 0.15  # the same, beyond the nearest record, for PyTorch's attention
 DOUBT = 0.1  # of a record's weight: what no record's factor, 1, counts
-FEWEST = 3  # records of a step, below which its costs are not known
+FEWEST = 8  # records of a step, below which its costs are not known
 HEARD = 0.1  # of the weight that the best known step's records have: with less a step is not known there
 
 
@@ -65,8 +65,9 @@ class Model:
             self.baselines.append(_of_baseline(run))
             for m in (*run.steps, *run.inside):
                 if m.latency_ms and m.correct and (work := getattr(get_step(m.name), "work", None)):
-                    counts = work(problem, arch).counts(problem)
-                    self.timed[m.name].append((n, counts, max(LAUNCH, 1000 * m.latency_ms.median - LAUNCH)))
+                    launched = work(problem, arch)
+                    us = 1000 * m.latency_ms.median - LAUNCH * launched.kernels
+                    self.timed[m.name].append((n, launched.counts(problem), max(LAUNCH, us)))
         self.costs: dict[str, list[float]] = {}  # in microseconds
         self.factors = [1.0] * len(self.problems)  # of whole problems: what all steps share there
         for _ in range(ROUNDS):
@@ -90,8 +91,9 @@ class Model:
         weight = sum(near[n] for n, _, _ in found)
         off = sum(near[n] * math.log(us / _product(self.costs[name], c) / self.factors[n]) for n, c, us in found)
         shared = sum(w * math.log(f) for w, f in zip(near, self.factors)) / sum(near)
-        expected = _product(self.costs[name], get_step(name).work(problem, arch).counts(problem))
-        return Estimate((LAUNCH + expected * math.exp(off / (weight + DOUBT) + shared)) / 1e6, weight)
+        launched = get_step(name).work(problem, arch)
+        us = _product(self.costs[name], launched.counts(problem)) * math.exp(off / (weight + DOUBT) + shared)
+        return Estimate((LAUNCH * launched.kernels + us) / 1e6, weight)
 
     def of_baseline(self, problem: Problem) -> float | None:
         """How many times as fast as PyTorch's attention the fastest step should be; None where no record tells.

@@ -175,6 +175,23 @@ def _grouped_gradients() -> tuple[Problem, ...]:
     return *grouped, longer, narrower, replace(standard(4096, causal=True), heads=64, kv_heads=1)
 
 
+def _model_gradients() -> tuple[Problem, ...]:
+    """The same in the backward pass: few blocks, few kv heads, short sequences, and lengths that no tile divides."""
+    shapes = [
+        {"batch": 1, "heads": 8, "kv_heads": 1, "seq_len_q": 5126, "head_dim": 256, "causal": True},
+        {"batch": 1, "heads": 8, "seq_len_q": 1024, "head_dim": 80},
+        {"batch": 1, "heads": 12, "seq_len_q": 1024, "head_dim": 64, "dtype": "float16"},
+        {"batch": 64, "heads": 16, "seq_len_q": 512, "head_dim": 64, "dtype": "float16"},
+        {"batch": 8, "heads": 12, "seq_len_q": 576, "head_dim": 64, "dtype": "float16"},
+        {"batch": 32, "heads": 16, "seq_len_q": 577, "head_dim": 64},
+        {"batch": 8, "heads": 20, "seq_len_q": 448, "seq_len_kv": 1500, "head_dim": 64, "dtype": "float16"},
+        {"batch": 32, "heads": 20, "seq_len_q": 1500, "head_dim": 64},
+        {"batch": 2, "heads": 12, "seq_len_q": 1024, "head_dim": 64, "causal": True},
+        {"batch": 8, "heads": 32, "kv_heads": 4, "seq_len_q": 2048, "head_dim": 128, "causal": True},
+    ]
+    return tuple(Problem(**{"seq_len_kv": shape["seq_len_q"], "dtype": "bfloat16", **shape}) for shape in shapes)
+
+
 def _models() -> tuple[Problem, ...]:
     """Short sequences, a head_dim of 72 and 80, and few queries: what models ask for beside long prompts."""
     shapes = [
@@ -219,6 +236,9 @@ GRIDS = {
     "latent": Grid("latent attention: 128 heads, values of 128 columns beside 192 of the keys", _latent()),
     "gradients_sinks": Grid(
         "attention sinks in the backward pass: layers of gpt-oss, no window", _gpt_oss(), "backward"
+    ),
+    "gradients_models": Grid(
+        "those of the backward pass that models ask for beside long sequences", _model_gradients(), "backward"
     ),
     "few": Grid("1 to 256 queries for each head of a group against 8192 keys", _few_queries()),
     "models": Grid("short, small and odd problems of models that people run", _models()),

@@ -25,7 +25,8 @@ class Work:
 
     iterations: tiles of scores that the place which ends last computes, one after the other. tiles: of queries (in the
     backward pass of keys) that it begins. tile, head_dim: of the kernel. rows: of partial results in float32 that go
-    through memory. merged: of these, those of one query tile that are merged one after the other.
+    through memory. merged: of these, those of one query tile that are merged one after the other. kernels: that a call
+    launches, one after the other.
     """
 
     iterations: float
@@ -34,6 +35,7 @@ class Work:
     head_dim: int
     rows: int = 0
     merged: int = 0
+    kernels: int = 1
 
     @classmethod
     def dealt(cls, lengths: Sequence[int], heads: int, places: int, longest_first: bool, *args, **fields) -> Work:
@@ -61,12 +63,13 @@ class Work:
         ]
         lengths = [max(0, tiles - first) * (problem.heads // heads) for first in firsts]
         rows = 2 * problem.batch * problem.heads * problem.seq_len_q  # of dQ: written, and read
-        return cls.dealt(lengths, problem.batch * heads, held, True, tile, head_dim, rows=rows)
+        return cls.dealt(lengths, problem.batch * heads, held, True, tile, head_dim, rows=rows, kernels=3)
 
     def counts(self, problem: Problem) -> tuple[float, ...]:
         """What each cost is multiplied with: products, softmax, ends of tiles, a launch, merging, bytes.
 
-        In units that each take about a microsecond: of the first three a tile of 128 by 128, and head_dim 128.
+        In units that each take about a microsecond: of the first three a tile of 128 by 128, and head_dim 128. Of
+        several kernels no record is so short that it tells what a launch costs: a fit finds anything.
         """
         scores = self.iterations * self.tile.query * self.tile.key
         keys = 2 * problem.batch * problem.kv_heads * problem.seq_len_kv * problem.head_dim * BYTES_PER_ELEMENT
@@ -74,7 +77,7 @@ class Work:
             scores * self.head_dim / 128**3,
             scores / 128**2,
             self.tiles * self.tile.query * self.head_dim / 128**2,
-            1.0,
+            1.0 if self.kernels == 1 else 0.0,
             self.merged * self.head_dim / 128**2,
             (keys + 4 * self.rows * self.head_dim) / 3e6,
         )

@@ -210,9 +210,9 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
     absent = {} if variant.counts else {"Counts": None, "counts": None}
     absent |= {} if variant.sharing > 1 else {"pieces": None}
     kernels = {"kernel": step.entry(problem, arch), "prepare": (rows.prepare, {"variant": variant} | absent)}
-    kernels["scaled"] = (rows.scaled, {"variant": variant, "of_keys": False, "followed": variant.sharing > 1})
-    if variant.sharing > 1:
-        kernels["scaled_keys"] = (rows.scaled, {"variant": variant, "of_keys": True, "followed": False})
+    of_keys = ("KeySums", "ValueSums", "DK", "DV", "dk_strides", "dv_strides", "key_numbers")
+    absent = {} if variant.sharing > 1 else dict.fromkeys(of_keys)
+    kernels["scaled"] = (rows.scaled, {"variant": variant} | absent)
     values = {
         "rows": variant.tile.query,
         "tile_key": variant.tile.key,

@@ -15,6 +15,7 @@ from steps.backward_hopper import apart, spare, together
 from steps.backward_hopper.adding import ANY_ORDER, BY_TMA, FOURS, FOURS_LATER, IN_ORDER
 from steps.backward_hopper.lib import NOBODY, ONE_BY_ONE
 from steps.backward_hopper.products import FENCE_BEHIND, FROM_ROW_SUMS
+from steps.backward_hopper.skeleton import LARGER_SECTION, SECTION, section_for
 from steps.backward_hopper.variant import Variant
 from steps.core.ladder import kernels_of
 from steps.core.problems import standard
@@ -134,6 +135,7 @@ def test_a_step_differs_from_the_one_before_only_where_that_paid(name, before, s
 def test_every_block_has_its_place_in_a_section(monkeypatch):
     """More kv heads than a section has, and a section that is not full."""
     monkeypatch.setattr("steps.backward_hopper.skeleton.SECTION", 3 * 16)
+    monkeypatch.setattr("steps.backward_hopper.skeleton.LARGER_SECTION", 3 * 16)
     shape = problem(batch=3, heads=7, seq_len_q=70, seq_len_kv=300, head_dim=64, causal=True)
     assert_right(dataclasses.replace(get_step("l2_aware_lpt")), shape)
 
@@ -141,6 +143,7 @@ def test_every_block_has_its_place_in_a_section(monkeypatch):
 def test_of_a_section_the_longest_blocks_begin(monkeypatch):
     """The clocks of blocks in the order of their numbers: of 16 heads all with the first keys, then with the next."""
     monkeypatch.setattr("steps.backward_hopper.skeleton.SECTION", 2 * 16)
+    monkeypatch.setattr("steps.backward_hopper.skeleton.LARGER_SECTION", 2 * 16)
     shape = problem(batch=2, heads=9, seq_len_q=256, seq_len_kv=256, head_dim=64, causal=True)
     with watched(None) as watch:
         get_step("l2_aware_lpt").gradients(*BACKWARD.inputs(shape, 0), causal=True)
@@ -151,6 +154,34 @@ def test_of_a_section_the_longest_blocks_begin(monkeypatch):
     long, short = clocks[0], clocks[16]
     assert short < 0.8 * long
     assert clocks == [long] * 16 + [short] * 16 + [long] * 2 + [short] * 2
+
+
+@pytest.mark.parametrize(
+    ("heads", "tiles", "width"),
+    [
+        (8, 81, 4),
+        (32, 16, 16),
+        (28, 16, 16),
+        (5, 64, 6),
+        (24, 8, 33),
+        (7, 81, 4),
+        (64, 64, 4),
+        (128, 8, 33),
+        (3, 300, 1),
+    ],
+)
+def test_the_last_of_few_sections_is_nearly_whole(heads, tiles, width):
+    """Else its longest blocks begin when others end. Of many sections all are as large as they were when recorded."""
+    section = section_for(heads, tiles)
+    assert max(1, section // tiles) == width
+    assert section == SECTION or heads * tiles <= 3 * SECTION
+
+
+def test_blocks_that_add_in_order_have_sections_of_one_size():
+    shape = problem(batch=1, heads=8, seq_len_q=5126, seq_len_kv=5126, head_dim=256)
+    assert get_step("l2_aware_lpt").variant(shape).section == LARGER_SECTION
+    shape = dataclasses.replace(shape, causal=False)
+    assert get_step("deterministic_l2_aware").variant(shape).section == SECTION
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

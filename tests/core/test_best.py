@@ -9,9 +9,9 @@ import pytest
 
 import steps
 from steps import Unsupported
-from steps.core import cost
+from steps.core import choice, cost
 from steps.core.choice import best
-from steps.core.cost import Model
+from steps.core.cost import Estimate, Model
 from steps.core.ladder import owner_of, part_of
 from steps.core.tiles import Tile
 from steps.core.work import Work
@@ -299,3 +299,30 @@ def test_a_device_that_is_none_is_named():
         with pytest.raises(ValueError, match="direction must be one of forward, backward, paged"):
             best(H100, "sm_90", RECORDED, direction)
     assert steps.best(H100, "sm_90").step.name == best(H100, "sm_90", RECORDED).step.name
+
+
+# --- steps that launch the same kernels ---
+
+
+def test_what_is_known_of_a_kernel_is_known_of_every_step_that_launches_it():
+    """At head_dim 256 nothing changes from newest_first to delta_accumulator, and everything at 128."""
+    names = ("coalesced_atomics", "newest_first", "deferred_fence", "unordered_softmax", "delta_accumulator")
+    known = {name: Estimate(1.0 + n, 0.1 * (n + 1)) for n, name in enumerate(names)}
+    wide = choice._of_kernels(known, dataclasses.replace(H100, head_dim=256), "sm_90")
+    assert [wide[name].seconds for name in names] == [1.0, 5.0, 5.0, 5.0, 5.0]
+    assert choice._of_kernels(known, H100, "sm_90") == known
+
+
+def test_of_steps_that_no_model_tells_apart_the_latest_is_taken(monkeypatch):
+    names = ("k_registers", "deferred_reduce_add", "two_dq_writers")
+    shape = Problem(batch=3, heads=40, seq_len_q=3000, seq_len_kv=3000, head_dim=128)
+
+    def chosen(*seconds: float) -> str:
+        expected = dict(zip(names, seconds, strict=True))
+        estimate = lambda self, name, *_: Estimate(expected[name], 1.0) if name in expected else None
+        monkeypatch.setattr(Model, "estimate", estimate)
+        return best(shape, "sm_90", direction="backward").step.name
+
+    assert chosen(1.0, 1.02, 1.02) == "deferred_reduce_add"  # the last is a variant inside a fork
+    assert chosen(1.0, 1.05, 1.02) == "k_registers"
+    assert chosen(1.05, 1.05, 1.0) == "two_dq_writers"

@@ -58,6 +58,7 @@ BACKWARD_KERNELS = [
     ("fused_pre_post", 256),
     ("cta_per_query_head", 64),
     ("cta_per_query_head", 128),
+    ("cta_per_query_head", 256),
     ("joint_release", 64),
     ("k_registers", 128),
     ("tma_zero_fill", 64),
