@@ -232,10 +232,10 @@ def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line):
     """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on."""
     await_kernels_before()
     i = gl.program_id(0)
-    line = (
-        first_line
-        + (gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)))
-    ).to(gl.int64)
+    n = gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
+    # Gradients of a tile of rows: what has been added up, times the scale, rounded.
+    line = first_line + n
+    line = line.to(gl.int64)
     head, batch = line % heads, line // heads
     row = i * TILE_QUERY + gl.arange(0, TILE_QUERY, gl.SliceLayout(1, ROWS_LAYOUT))
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_LAYOUT))
@@ -575,7 +575,7 @@ def gradients(q, k, v, o, lse, do, scale=None):
     rates = tuple(pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (16, 8))
     arguments += (sums, dq, numbers, o, do, lse, (*strides, dq.stride()[:3]), rates)  # for spare warps
 
-    # --- the kernel behind: dQ's sums, scaled and rounded ---
+    # --- the kernel behind: sums, scaled and rounded ---
     first_line = lines - cleared  # heads in front of it were scaled by spare warps
     scaling = (sums, dq, dq.stride()[:3], scale, *sizes, first_line)
     how = {"enable_fp_fusion": True, "launch_pdl": True}  # it may begin before the kernel in front of it has ended
