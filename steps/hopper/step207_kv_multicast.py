@@ -28,9 +28,7 @@ blocks do not come in pairs: there these were slower in a trial, which is not am
 
 ``narrow_values``, inside this step: values that are narrower than keys, as in DeepSeek's latent attention, where q and
 k have 192 columns and v has 128. Tiles of V and of the output are as wide as v. So the QK product takes two pieces, the
-PV product takes one, and the output has room in shared memory as a whole. Row maxima come in four chains, lanes add
-their sums last, keys are visited from the diagonal back, and warps do not meet: what step next_softmax_first is made
-of, too.
+PV product takes one, and the output has room in shared memory as a whole.
 """
 
 import dataclasses
@@ -38,9 +36,7 @@ import dataclasses
 from steps.core.order import DEALT
 from steps.core.problems import FULL
 from steps.hopper import step206_pv_wait_after_max
-from steps.hopper.lib import WITHOUT_MEETINGS
 from steps.hopper.products import TO_ITS_OWN
-from steps.hopper.softmax import DOWNWARDS, SUM_AT_END, in_four_chains
 from tutorial_lib.problem import Problem
 
 STEP = step206_pv_wait_after_max.STEP.evolve(
@@ -86,17 +82,10 @@ def fewer_columns(problem: Problem) -> bool:
     return 2 * problem.value_dim <= problem.head_dim
 
 
-# Clusters of two blocks were not tried with values of another width. What step next_softmax_first has inside was: each
-# part of it was as fast or faster, in a trial on an H200 which is not among the records.
-APART = BALANCED_TAIL.evolve(
-    only_for=fewer_columns,
-    pairs=False,
-    output_to=TO_ITS_OWN,
-    highest=in_four_chains,
-    sums=SUM_AT_END,
-    walk=DOWNWARDS,
-    hold=WITHOUT_MEETINGS,
-)
+# Clusters of two blocks were not tried with values of another width. What step next_softmax_first has inside was: in runs
+# of an H200, which are not among the records, it made no difference (four chains, sums at the end, keys from the
+# diagonal, no meetings).
+APART = BALANCED_TAIL.evolve(only_for=fewer_columns, pairs=False, output_to=TO_ITS_OWN)
 
 NARROW_VALUES = APART.evolve(
     previous=BALANCED_TAIL,

@@ -61,7 +61,7 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
         (["--grid", "gqa", "--no-causal"], "--grid: goes without --causal"),
         (["--grid", "gqa", "--device", "cpu"], "--grid: needs a GPU; without one, ask for one problem"),
         (["--grid", "paged", "--direction", "backward"], "--grid: goes without --direction backward"),
-        (["--grid", "all"], "--grid: invalid choice: 'all' (choose from 'standard', 'gradients', 'gqa'"),
+        (["--grid", "all"], "--grid: invalid choice: 'all' (choose from 'standard', 'fp8', 'gradients'"),
         (["--problems", "d64_"], "--problems: goes with --grid, whose problems it selects"),
         (["--problems", ""], "--problems: goes with --grid, whose problems it selects"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),

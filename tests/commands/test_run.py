@@ -102,7 +102,7 @@ def test_a_grid_is_a_family_of_problems_that_some_step_takes():
         found = [here for here, _ in make_problems(make_parser().parse_args(["--grid", name]), "cuda")]
         assert found == list(grid.problems) and len({problem.slug for problem in found}) == len(found) > 1
         for each in found:
-            asked = (*STEPS[2:], *PAGED[1:], *QUANTIZED[1:])
+            asked = (*STEPS[2:], get_step("narrow_values"), *PAGED[1:], *QUANTIZED[1:])
             assert any(step.unsupported(each, "sm_90") is None for step in asked), each.describe()
     assert {p.kv_heads for p in GRIDS["gqa"].problems} == {64, 8, 1}
     assert {p.batch * p.seq_len_q for p in GRIDS["constant"].problems if p.seq_len_q <= 32768} == {32768}
