@@ -14,7 +14,8 @@ the last keys one or two. A GPU starts blocks in the order of their numbers, hea
 kernel long blocks begin, while other SMs have nothing left to do. The fewer blocks there are, as with short sequences,
 the more this counts. Here the kv heads are cut into sections, and of a section the longest begin. A section has about
 264 blocks, two for each SM: 132 SMs take as long for all of them as for the longest. It is no larger, so that several
-blocks of a head run at a time and find the same Q and dO in L2.
+blocks of a head run at a time and find the same Q and dO in L2. Only few blocks may have larger sections, such that the
+last one is nearly whole (``skeleton.section_for``): else its longest blocks begin when others end.
 
 Without a mask all blocks are as long, and nothing changes. Nor with grouped heads: a trial on an H100, which is not
 recorded, found sections slower there. A hypothesis why: L2 does not hold Q, dO and dQ of so many heads.

@@ -27,7 +27,7 @@ RIDGE = 3e-3  # keeps costs that the records do not tell apart small
 REACH = 0.7  # how far records are heard, in doublings of a length (``apart``): as far again they count 1/e
 REACH_OF_BASELINE = 0.15  # the same, beyond the nearest record, for PyTorch's attention
 DOUBT = 0.1  # of a record's weight: what no record's factor, 1, counts
-FEWEST = 8  # records of a step, below which its costs are not known
+FEWEST = 7  # records of a step, below which its costs are not known
 HEARD = 0.1  # of the weight that the best known step's records have: with less a step is not known there
 
 
