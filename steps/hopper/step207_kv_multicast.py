@@ -82,8 +82,8 @@ def fewer_columns(problem: Problem) -> bool:
     return 2 * problem.value_dim <= problem.head_dim
 
 
-# Clusters of two blocks were not tried with values of another width. What step next_softmax_first has inside, four chains,
-# sums at the end, keys from the diagonal and no meetings, made no difference in runs of an H200 that are not recorded.
+# Clusters of two blocks were not tried with values of another width. What step next_softmax_first has inside made no
+# difference in unrecorded runs of an H200: four chains, sums at the end, keys from the diagonal, no meetings.
 APART = BALANCED_TAIL.evolve(only_for=fewer_columns, pairs=False, output_to=TO_ITS_OWN)
 
 NARROW_VALUES = APART.evolve(
