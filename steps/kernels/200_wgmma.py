@@ -18,8 +18,8 @@ Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 40; tog
 Made from step 200 wgmma (TMA and wgmma) of the FMHA tutorial by
 python -m steps.export wgmma --head-dim 128 --seq-len 4096 --dtype float16 --causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16,
-    64, 16]); WEIGHTS gl.DotOperandLayout(operand_index=0, parent=OUTPUT, k_width=2)
+  --head-dim 64: HEAD_DIM 64; VALUE_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1],
+    instr_shape=[16, 64, 16]); WEIGHTS gl.DotOperandLayout(operand_index=0, parent=OUTPUT, k_width=2)
   --dtype bfloat16: the same kernel and launch
   --no-causal: other lines in fmha; has no tiles_to_visit
   --seq-len-kv 4001: in fmha `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
@@ -47,6 +47,7 @@ QUERY_STAGES = gl.constexpr(1)
 ROWS = gl.constexpr(128)
 HEAD_DIM = gl.constexpr(128)
 TILE_KEY = gl.constexpr(128)
+VALUE_DIM = gl.constexpr(128)
 LEAST = gl.constexpr(-3.4028234663852886e38)
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 128, 16]))
@@ -109,10 +110,9 @@ def fetch_both(arrays, tiles, barriers, query_tile, j, stage):
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V)
     # Slots in shared memory for tiles of queries, keys, values and the output.
-    KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
     queries = gl.allocate_shared_memory(Q.dtype, [QUERY_STAGES, 1, 1, ROWS, HEAD_DIM], SHARED)
-    keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
-    values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
+    keys = gl.allocate_shared_memory(Q.dtype, [STAGES, 1, 1, TILE_KEY, HEAD_DIM], SHARED)
+    values = gl.allocate_shared_memory(Q.dtype, [STAGES, 1, 1, TILE_KEY, VALUE_DIM], SHARED)
     tiles = Tiles(queries, keys, values, queries)
     query_full, key_full, value_full = barrier_ring(1), barrier_ring(STAGES), barrier_ring(STAGES)
     barriers = Barriers(query_full, key_full, value_full)
@@ -148,7 +148,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
         row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
         row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
-        accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
+        accumulator = gl.full([ROWS, VALUE_DIM], 0.0, gl.float32, OUTPUT)
         whole, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
         # Two loops from one text: over whole tiles, and over those that need the mask.
         for masked in gl.static_range(2):
@@ -174,7 +174,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
                 # --- output: PV product ---
                 mbarrier.wait(barriers.value_full.index(iteration % STAGES), iteration // STAGES & 1)
                 # Begin to add the PV product to the output; V lies in shared memory.
-                value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
+                value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, VALUE_DIM])
                 accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
                 accumulator = warpgroup_mma_wait(0, deps=[accumulator])
                 gl.barrier()  # all warps have read this tile: fetch a later one into its slot

@@ -21,8 +21,8 @@ Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 80; tog
 Made from step 201 producer (Producer and consumers) of the FMHA tutorial by
 python -m steps.export producer --head-dim 128 --seq-len 4096 --dtype float16 --causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16,
-    64, 16]); WEIGHTS gl.DotOperandLayout(operand_index=0, parent=OUTPUT, k_width=2)
+  --head-dim 64: HEAD_DIM 64; VALUE_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
+    instr_shape=[16, 64, 16]); WEIGHTS gl.DotOperandLayout(operand_index=0, parent=OUTPUT, k_width=2)
   --dtype bfloat16: the same kernel and launch
   --no-causal: other lines in consume, produce; has no tiles_to_visit
   --seq-len-kv 4001: in consume `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
@@ -50,6 +50,7 @@ ROWS = gl.constexpr(64)
 HEAD_DIM = gl.constexpr(128)
 STAGES = gl.constexpr(2)
 TILE_KEY = gl.constexpr(128)
+VALUE_DIM = gl.constexpr(128)
 TILE_QUERY = gl.constexpr(128)
 LEAST = gl.constexpr(-3.4028234663852886e38)
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
@@ -117,7 +118,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
         row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
         row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
-        accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
+        accumulator = gl.full([ROWS, VALUE_DIM], 0.0, gl.float32, OUTPUT)
         first_query = query_tile.row + warpgroup * ROWS
         whole, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
         # Two loops from one text: over whole tiles, and over those that need the mask.
@@ -146,7 +147,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
                 # --- output: PV product ---
                 mbarrier.wait(barriers.value_full.index(iteration % STAGES), iteration // STAGES & 1)
                 # Begin to add the PV product to the output; V lies in shared memory.
-                value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
+                value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, VALUE_DIM])
                 accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
                 accumulator = warpgroup_mma_wait(0, deps=[accumulator])
                 mbarrier.arrive(barriers.value_empty.index(iteration % STAGES), count=1)
@@ -214,10 +215,9 @@ def produce(arrays, tiles, barriers, work):
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V, Out)
     # Slots in shared memory for tiles of queries, keys, values and the output.
-    KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
     queries = gl.allocate_shared_memory(Q.dtype, [WARPGROUPS, 1, 1, ROWS, HEAD_DIM], SHARED)
-    keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
-    values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
+    keys = gl.allocate_shared_memory(Q.dtype, [STAGES, 1, 1, TILE_KEY, HEAD_DIM], SHARED)
+    values = gl.allocate_shared_memory(Q.dtype, [STAGES, 1, 1, TILE_KEY, VALUE_DIM], SHARED)
     tiles = Tiles(queries, keys, values, queries)
     # mbarriers for roles: a slot is full when TMA has filled it, and empty when all warpgroups have read it.
     query_full, query_empty = barrier_ring(QUERY_STAGES, 1), barrier_ring(QUERY_STAGES, WARPGROUPS)

@@ -21,8 +21,9 @@ Bytes of shared memory: query 32,768, key 65,536, value 65,536, output 32,768, b
 Made from step 203 lpt_scheduler (Persistent, LPT scheduler) of the FMHA tutorial by
 python -m steps.export lpt_scheduler --head-dim 128 --seq-len 4096 --dtype float16 --causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64; OUTPUT_COLUMNS 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
-    instr_shape=[16, 64, 16]); WEIGHTS gl.DotOperandLayout(operand_index=0, parent=OUTPUT, k_width=2)
+  --head-dim 64: HEAD_DIM 64; VALUE_DIM 64; OUTPUT_COLUMNS 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0],
+    warps_per_cta=[4, 1], instr_shape=[16, 64, 16]); WEIGHTS gl.DotOperandLayout(operand_index=0, parent=OUTPUT,
+    k_width=2)
   --dtype bfloat16: the same kernel and launch
   --no-causal: other lines in consume, produce, deal; has no tiles_to_visit
   --seq-len-kv 4001: in consume `first_scores = gl.where((key_3 < query_tile.seq_len_kv)[None, :], first_scores,
@@ -52,6 +53,7 @@ ROWS = gl.constexpr(64)
 HEAD_DIM = gl.constexpr(128)
 STAGES = gl.constexpr(2)
 TILE_KEY = gl.constexpr(128)
+VALUE_DIM = gl.constexpr(128)
 TILE_QUERY = gl.constexpr(128)
 LEAST = gl.constexpr(-3.4028234663852886e38)
 OUTPUT_COLUMNS = gl.constexpr(128)
@@ -123,7 +125,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         issued = warpgroup_mma(query, key_2.permute((1, 0)), none_2, use_acc=False, is_async=True)
         # Attention of a warpgroup's queries to the keys that they see.
         row_max = gl.full([ROWS], LEAST, gl.float32, gl.SliceLayout(1, ACCUMULATOR))
-        accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
+        accumulator = gl.full([ROWS, VALUE_DIM], 0.0, gl.float32, OUTPUT)
         # (row, whole, end, block_end): a warpgroup's first query, its tiles of keys, and where those of its block end.
         row = query_tile.row + warpgroup * ROWS
         whole, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
@@ -152,7 +154,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
             # Wait until TMA has filled the slot of this tile of a ring.
             mbarrier.wait(barriers.value_full.index(iteration % STAGES), iteration // STAGES & 1)
             # Begin to add the PV product to the output; V lies in shared memory.
-            value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
+            value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, VALUE_DIM])
             accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
             scores = warpgroup_mma_wait(1, deps=[scores])
             # This warpgroup has read this tile of a ring.
@@ -175,7 +177,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
             weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
             iteration += 1
         mbarrier.wait(barriers.value_full.index(iteration % STAGES), iteration // STAGES & 1)
-        value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
+        value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, VALUE_DIM])
         accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
         last_iteration = iteration
         # Which tile of queries comes behind this one.
@@ -245,10 +247,9 @@ def produce(arrays, tiles, barriers, work):
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V, Out)
     # Slots in shared memory for tiles of queries, keys, values and the output.
-    KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
     queries = gl.allocate_shared_memory(Q.dtype, [WARPGROUPS, 1, 1, ROWS, HEAD_DIM], SHARED)
-    keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
-    values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
+    keys = gl.allocate_shared_memory(Q.dtype, [STAGES, 1, 1, TILE_KEY, HEAD_DIM], SHARED)
+    values = gl.allocate_shared_memory(Q.dtype, [STAGES, 1, 1, TILE_KEY, VALUE_DIM], SHARED)
     outputs = gl.allocate_shared_memory(queries.dtype, [WARPGROUPS, 1, 1, ROWS, OUTPUT_COLUMNS], SHARED)
     tiles = Tiles(queries, keys, values, outputs)
     # mbarriers for roles: a slot is full when TMA has filled it, and empty when all warpgroups have read it.

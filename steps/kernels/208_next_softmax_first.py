@@ -22,9 +22,9 @@ Bytes of shared memory: query 65,536, key 65,536, value 65,536, output 32,768, b
 Made from step 208 next_softmax_first (The next tile's softmax first) of the FMHA tutorial by
 python -m steps.export next_softmax_first --head-dim 128 --seq-len 4096 --dtype float16 --causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: WARPGROUPS 3; HEAD_DIM 64; TILE_QUERY 192; OUTPUT_COLUMNS 64; other layouts OUTPUT, WEIGHTS; other
-    lines in consume, fmha; also has take_turn, issue_scores; has no query_tile_until, tiles_of_warpgroup,
-    first_weights, first_maxima
+  --head-dim 64: WARPGROUPS 3; HEAD_DIM 64; VALUE_DIM 64; TILE_QUERY 192; OUTPUT_COLUMNS 64; other layouts OUTPUT,
+    WEIGHTS; other lines in consume, fmha; also has take_turn, issue_scores; has no query_tile_until,
+    tiles_of_warpgroup, first_weights, first_maxima
   --dtype bfloat16: the same kernel and launch
   --no-causal: other lines in consume, produce, deal; has no tiles_to_visit, query_tile_until, tiles_of_warpgroup,
     first_weights, first_maxima
@@ -54,6 +54,7 @@ ROWS = gl.constexpr(64)
 HEAD_DIM = gl.constexpr(128)
 STAGES = gl.constexpr(2)
 TILE_KEY = gl.constexpr(128)
+VALUE_DIM = gl.constexpr(128)
 TILE_QUERY = gl.constexpr(128)
 QUARTER = gl.constexpr(32)
 LEAST = gl.constexpr(-3.4028234663852886e38)
@@ -203,7 +204,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         held = query.slice(0, QUARTER, 1).load(gl.DotOperandLayout(0, ACCUMULATOR, 2))
         query = held, query.slice(QUARTER, QUARTER, 1), query.slice(2 * QUARTER, 2 * QUARTER, 1)
         row, whole, end, _ = tiles_of_warpgroup(query_tile, warpgroup)
-        accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
+        accumulator = gl.full([ROWS, VALUE_DIM], 0.0, gl.float32, OUTPUT)
         # Attention of a warpgroup's queries to all tiles of keys but the first, with two products begun together.
         row_max = first_max
         for j in range(1, end):
@@ -220,7 +221,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
             # Wait until TMA has filled the slot of this tile of a ring.
             mbarrier.wait(barriers.value_full.index(iteration % STAGES), iteration // STAGES & 1)
             # Begin to add the PV product to the output; V lies in shared memory.
-            value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
+            value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, VALUE_DIM])
             accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
             scores = warpgroup_mma_wait(1, deps=[scores])
             # This warpgroup has read this tile of a ring.
@@ -257,7 +258,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         key = tiles.key.index((iteration + 1) % STAGES).reshape([TILE_KEY, HEAD_DIM])
         first_scores = warpgroup_mma(following, key.permute((1, 0)), none, use_acc=False, is_async=True)
         mbarrier.wait(barriers.value_full.index(iteration % STAGES), iteration // STAGES & 1)
-        value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
+        value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, VALUE_DIM])
         accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
         # --- what needs neither ---
         mbarrier.arrive(barriers.query_empty.index(query_iteration % QUERY_STAGES), count=1)
@@ -339,10 +340,9 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V, Out)
     # Slots in shared memory for tiles of queries, keys, values and the output.
     QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS, 1, 1, ROWS, HEAD_DIM]
-    KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
     queries = gl.allocate_shared_memory(Q.dtype, QUERIES, SHARED)
-    keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
-    values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
+    keys = gl.allocate_shared_memory(Q.dtype, [STAGES, 1, 1, TILE_KEY, HEAD_DIM], SHARED)
+    values = gl.allocate_shared_memory(Q.dtype, [STAGES, 1, 1, TILE_KEY, VALUE_DIM], SHARED)
     outputs = gl.allocate_shared_memory(queries.dtype, [WARPGROUPS, 1, 1, ROWS, OUTPUT_COLUMNS], SHARED)
     tiles = Tiles(queries, keys, values, outputs)
     # mbarriers for roles: a slot is full when TMA has filled it, and empty when all warpgroups have read it.

@@ -148,7 +148,7 @@ def fmha_backward_queries(Q, K, V, DO, LSE, RowSum, DQ, scale):
     end = min(end, ct.cdiv((i + 1) * TILE_QUERY_2, TILE_KEY))
     cut = end  # what the mask cuts begins here
     cut = min(cut, (i * TILE_QUERY_2 + 1) // TILE_KEY)
-    for j in range(cut):
+    for j in range(0, cut):
         d_query = iteration_of_queries(K, V, batch, head, i, j, q, do, lse, row_sum, d_query, False, scale)
     for j in range(cut, end):
         d_query = iteration_of_queries(K, V, batch, head, i, j, q, do, lse, row_sum, d_query, True, scale)

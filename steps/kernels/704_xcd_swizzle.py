@@ -86,10 +86,12 @@ def store_rows(pointer, o, row_stride, column_stride, first, limit):
 
 
 @gluon.jit
-def softmax(scores, row_max):
+def softmax(scores, row_max, scale):
     """One step of the online softmax in base 2: weights [query, key], correction [query], new maximum [query]."""
     highest = gl.max(scores, 1)
+    highest = highest * scale
     new_max = gl.maximum(row_max, highest)
+    scores = scores * scale
     return gl.exp2(scores - new_max[:, None]), gl.exp2(row_max - new_max), new_max
 
 
@@ -120,7 +122,6 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     end = gl.minimum(end, gl.cdiv(first_query + TILE_QUERY, TILE_KEY))
     # --- Q in registers, K and V in LDS ---
     q = load_queries(Q, q_strides[2], first_query, seq_len_q)
-    q = (q.to(gl.float32) * scale).to(dtype)
     keys = gl.allocate_shared_memory(dtype, [TILES, TILE_KEY, HEAD_DIM], SHARED)
     values = gl.allocate_shared_memory(dtype, [TILES, TILE_KEY, HEAD_DIM], SHARED)
     # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
@@ -150,7 +151,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                     query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
                     key = j * TILE_KEY + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
                     scores = gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
-                weights, correction, row_max = softmax(scores, row_max)
+                weights, correction, row_max = softmax(scores, row_max, scale)
                 row_sum = row_sum * correction + gl.sum(weights, 1)
                 weights = gl.convert_layout(weights.to(dtype), LEFT)
                 accumulator = accumulator * correction[:, None]
