@@ -260,13 +260,14 @@ def test_a_step_with_a_new_feature_is_compared_with_the_step_before_on_a_problem
 
 
 def test_what_a_hole_holds_none_for_is_told_in_its_own_words():
-    found = [get_step(name).key_changes() for name in ("occupancy", "cluster", "wave_priorities")]
+    found = [get_step(name).key_changes() for name in ("occupancy", "cluster", "kv_multicast", "wave_priorities")]
     assert [changes[0].partition(": ")[2].partition(" -> ")[0] for changes in found] == [
         "left to the compiler",
         "none",
         "False",
+        "none",
     ]
-    assert "stages: none -> 8 waves" in found[2][1] and "tile: by the launch rule -> " in found[1][1]
+    assert "stages: none -> 8 waves" in found[3][0] and "tile: by the launch rule -> " in found[1][1]
 
 
 def test_what_a_step_refuses_is_checked_with_a_head_dim_that_it_takes_or_left_out(monkeypatch):

@@ -725,7 +725,8 @@ def test_the_best_backward_step_is_the_fastest_recorded_one(inline, tmp_path):
     status, out, _ = call("--direction", "backward", "--steps", "best", "--seq-len", 64, "--output-dir", tmp_path)
     [path] = tmp_path.glob("*/*/results.json")
     run = read_run(path)
-    choice = best(run.the_problem(), "sm_90", direction="backward")
+    asked = dataclasses.replace(run.the_problem(), batch=4, heads=32, kv_heads=32)  # which the CPU computes less of
+    choice = best(asked, "sm_90", direction="backward")
     assert status == 0 and choice.step.direction == "backward"
     assert [m.name for m in run.steps if m.status == "checked"] == [choice.step.name]
     assert choice.step.label in " ".join(out.split())
