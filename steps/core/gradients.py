@@ -111,13 +111,10 @@ class GradientStep(Step):
         causal, scale = flag("causal", causal), None if scale is None else number("scale", scale)
         softcap = None if softcap is None else number("softcap", softcap)
         tensors = (q, k, v, o, lse, do)
-        what = kind_of_gradients(tensors, causal, scale, out)
-        if window is not None or softcap is not None:
-            what = what and type(window) in (int, NoneType) and (what, window, softcap)
-        masks = {"window": window, "softcap": softcap}
-        return self.launches.find(what or None) or self._gradients_ready(
-            what or None, tensors, causal, scale, out, **masks
-        )
+        what = kind_of_gradients(tensors, causal, scale, out, window, softcap)
+        if launch := self.launches.find(what):
+            return launch
+        return self._gradients_ready(what, tensors, causal, scale, out, window=window, softcap=softcap)
 
     def _gradients_ready(self, what: tuple | None, tensors: tuple, causal: bool, scale: float | None, out, **masks):
         import torch
@@ -162,10 +159,18 @@ class TorchGradients(GradientStep):
         return launch
 
 
-def kind_of_gradients(tensors: tuple, causal: bool, scale: float | None, out: tuple | None = None) -> tuple | None:
-    """All that a launch may depend on, of (q, k, v, o, lse, do) and ``out``; None where some is no ``plain`` tensor."""
+def kind_of_gradients(
+    tensors: tuple, causal: bool, scale: float | None, out: tuple | None = None, window=None, softcap=None
+) -> tuple | None:
+    """All that a launch may depend on, of (q, k, v, o, lse, do) and ``out``; None where some is no ``plain`` tensor.
+
+    So it is where ``window`` is no number, which is told when a launch is made ready.
+    """
+    if type(window) not in (int, NoneType):
+        return None
+    asked = causal, scale, window, softcap
     try:
-        return *map(kind, tensors), causal, scale, None if out is None else tuple(map(kind, out))
+        return *map(kind, tensors), *asked, None if out is None else tuple(map(kind, out))
     except (AttributeError, TypeError, RuntimeError):
         return None
 
