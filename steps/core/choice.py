@@ -7,6 +7,7 @@ that is fitted to all records (``steps.core.cost``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -147,7 +148,7 @@ def _as_modelled(
     ratio = None if baseline.unsupported(problem, arch) else model.of_baseline(problem)
     seconds, step = known[name].seconds, get_step(name)
     compared = f", {ratio:.2f} times as fast as PyTorch's attention" if ratio else ""
-    if ratio and ratio < 1 and _host_decides(ratio, seconds, problem, runs, (name, baseline.name)):
+    if ratio and ratio < 1 and _host_decides(ratio, seconds, problem, runs, step, baseline):
         compared, ratio = f"{compared}; but the host needs longer than the GPU, and less for a call of this step", 1.0
     why = (
         f"Not measured: {problem.describe()} on {arch}. By a model of {len(runs)} records {step.label} is the fastest "
@@ -156,18 +157,25 @@ def _as_modelled(
     return Choice(step, why, record, ratio)
 
 
-def _host_decides(ratio: float, seconds: float, problem: Problem, runs: list[Run], names: tuple[str, str]) -> bool:
-    """Whether the GPU takes as long for both, by our verdict, and is done before the host has called either.
+def _host_decides(ratio: float, seconds: float, problem: Problem, runs: list[Run], step: Step, baseline: Step) -> bool:
+    """Whether calls take the GPU as long, by our verdict, and a caller waits less for one of this step than of PyTorch.
 
-    ratio: how many times as fast the first of ``names`` is on the GPU. seconds: that it takes there. The nearest record
-    that tells says how long the host needs, which must be less for the first.
+    ratio: how many times as fast the step is on the GPU. seconds: that it takes there. A call takes as long as the
+    GPU or the host, whichever needs longer. The nearest record that tells says what the host needs. Steps of one
+    backend are launched alike, so any of them tells.
     """
     if timing.verdict(timing.Spread(ratio, ratio, ratio)) != "same":
         return False
     told = sorted(runs, key=lambda run: apart(problem, run.the_problem()))
-    both = ([m and m.host_us for m in map(run.measurement, names)] for run in told)
-    ours, its = next(filter(all, both), (0.0, 0.0))
-    return 1e6 * seconds < ours < its
+    both = ((_host_us(run, step.backend), _host_us(run, baseline.backend)) for run in told)
+    ours, its = next(filter(all, both), (math.inf, 0.0))
+    return max(1e6 * seconds, ours) < max(1e6 * seconds * ratio, its)
+
+
+def _host_us(run: Run, backend: str) -> float | None:
+    """The least that the host needed for a call of a step of this backend, in microseconds; None: not recorded."""
+    found = (m.host_us for m in [*run.steps, *run.inside] if m.host_us and get_step(m.name).backend == backend)
+    return min(found, default=None)
 
 
 def _of_kernels(known: dict[str, Estimate], problem: Problem, arch: str) -> dict[str, Estimate]:

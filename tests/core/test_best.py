@@ -110,7 +110,8 @@ def test_what_was_not_measured_is_answered_by_the_model():
         (64, 0.975, (20.0, 60.0), False),  # slower on the GPU, by our verdict
         (64, 0.985, (60.0, 20.0), False),  # and slower on the host
         (64, 0.985, (None, 60.0), False),  # nobody knows
-        (3000, 0.985, (20.0, 60.0), False),  # the host is done before the GPU
+        (3000, 0.985, (20.0, 60.0), True),  # a GPU that needs longer than our host, and not than PyTorch's
+        (16384, 0.985, (20.0, 60.0), False),  # both hosts are done before the GPU
         (3000, 1.001, (60.0, 20.0), True),
     ],
 )
