@@ -349,10 +349,12 @@ class Lesson:
 
     def _predict_unit(self, guess: str | None) -> Page:
         """The unit that needs longest: the reader's guess, and the model's answer, without any time in seconds."""
-        nobody = "Nobody has timed this step on this problem, so no measurement will answer a guess."
+        nobody = "Nobody has timed this step on this problem, so there is no measurement to compare a guess with."
         kernels = self._limits()
         if not self.limit(self.step):
-            return Page(f"{nobody} Nor does the model: no source states the rates of all units of {self.arch}.")
+            return Page(
+                f"{nobody} The model gives no answer either: no source states the rates of all units of {self.arch}."
+            )
         units = self.limit(self.step).units
         known = ", ".join(f'"{unit}"' for unit in units)
         if guess is None:
@@ -447,14 +449,16 @@ class Lesson:
         if self.run is None:
             told = f"No timing of {self.problem.describe()} is recorded, and no GPU here can take one."
             return Page(told, self._timed_elsewhere())
+        now, before = self._mine(self.run), self.rival and self.run.measurement(self.rival.name)
+        run = self.run.as_together(now, before) if now and before else self.run  # bars of the same rounds
+        before = self.rival and run.measurement(self.rival.name)
         names = [pass_of(self.step).baseline, *(s.name for s in (self.previous, self.step) if s is not None)]
-        found = (self.run.measurement(name) for name in dict.fromkeys(names))
-        shown = self.run.model_copy(update={"steps": [m for m in found if m and m.tflops]})
+        found = (run.measurement(name) for name in dict.fromkeys(names))
+        shown = run.model_copy(update={"steps": [m for m in found if m and m.tflops]})
         if not shown.steps:
             return Page("Nothing was timed.", *(f"{m.label}: {tables.outcome(m)}" for m in self.run.everybody))
-        now, before = self._mine(self.run), self.rival and self.run.measurement(self.rival.name)
         told = "Measured here, now" if self.on_gpu else "Recorded, not measured here"
-        where = f"{told}: {tables.origin(self.run)}, {len(self.run.rounds)} rounds."
+        where = f"{told}: {tables.origin(run)}, {len(run.rounds)} rounds."
         if now is None:
             others = ", ".join(f"step {m.label} {tables.tflops(m)} TFLOPS" for m in shown.steps)
             told = f"Nobody has timed step {self.step.label} on {self.problem.describe()} yet."

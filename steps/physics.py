@@ -62,7 +62,8 @@ def measure(attention, rounds: int, tell: Callable[[str], object]):
     from tutorial_lib import rates, records, timing
     from tutorial_lib.clock import Stopwatch
     from tutorial_lib.hardware import describe_machine, gpu_turn
-    from tutorial_lib.samples import cycles_of, ghz_of, latency_of, sustained_of
+    from tutorial_lib.results import Latency
+    from tutorial_lib.samples import cycles_of, ghz_of, sustained_of
 
     machine = describe_machine("cuda")
     if reason := attention.unsupported(FULL, machine["arch"]):
@@ -78,7 +79,7 @@ def measure(attention, rounds: int, tell: Callable[[str], object]):
             clocked = [sample for sample in rested if sample["clock"]]
             if not clocked:
                 raise BadRequest(f"the SMs' clock cannot be read here: {rested[0]['no_clock']}")
-            a_clock = latency_of([rate.operations_of_an_sm / cycles_of([sample]) for sample in clocked])
+            a_clock = Latency.of([rate.operations_of_an_sm / cycles_of([sample]) for sample in clocked])
             measured.append(
                 records.UnitRate(name=rate.name, what=rate.what, a_clock=a_clock, clock_ghz=ghz_of(clocked))
             )
@@ -98,7 +99,7 @@ def measure(attention, rounds: int, tell: Callable[[str], object]):
                         rested[i].append(asdict(timing.take_sample(call, plan, stopwatch)))
     found = []
     for (name, inputs, operations, _), mine, lasting in zip(loads, rested, going_on):
-        latency = latency_of([sample["milliseconds"] for sample in mine])
+        latency = Latency.of([sample["milliseconds"] for sample in mine])
         found.append(
             records.Load(
                 name=name,

@@ -104,7 +104,7 @@ def measure(step, problem):
     from tutorial_lib import records, timing
     from tutorial_lib.hardware import describe_machine, gpu_turn
     from tutorial_lib.passes import FORWARD
-    from tutorial_lib.samples import latency_of
+    from tutorial_lib.results import Latency
 
     device = torch.device("cuda", torch.cuda.current_device())
     with gpu_turn("cuda"):
@@ -123,7 +123,7 @@ def measure(step, problem):
         describe_machine("cuda"),
         problem=problem.as_dict(),
         step=step.name,
-        slowed=latency_of([r["traced"] / r["plain"] for r in rounds]),
+        slowed=Latency.of([r["traced"] / r["plain"] for r in rounds]),
         blocks=found.blocks,
         clocks=found.clocks,
         shares=found.shares,

@@ -96,7 +96,7 @@ COLUMNS = (
     Column("loop", "hot loop", tables.resource("hot_loop_instructions")),
     Column("shared", "shared\nbytes", tables.resource("shared_bytes")),
     Column("blocks", "blocks\nan SM", tables.resource("blocks_per_sm")),
-    Column("day", "on another day", lambda m: m.earlier or ""),
+    Column("day", "timed earlier, on", lambda m: m.earlier or ""),
 )
 UNTIMED_RANKS = {"regs": 3, "spills": 3, "loop": 3, "absolute": 2, "error": None}  # without a GPU
 

@@ -79,6 +79,12 @@ class Latency(Record):
     high: float
     rounds: int
 
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Latency:
+        """Of what was found in so many rounds."""
+        found = timing.spread(values)
+        return cls(median=found.median, low=found.low, high=found.high, rounds=len(values))
+
 
 class Sustained(Record):
     """A load that goes on, without rest: medians over turns. joules: a call; watts: that, over the time it takes."""
@@ -315,6 +321,24 @@ class Run(Record, OnProblem):
         """
         of_days = [EarlierRounds(day="", rounds=self.rounds), *self.earlier_rounds]
         return next((each for each in of_days if {m.name, other.name} <= in_all(each.rounds)), None)
+
+    def as_together(self, m: Measurement, other: Measurement) -> Run:
+        """This run, or the earlier one whose rounds ``together`` gives, as far as those go: times, and nothing else."""
+        found = self.together(m, other)
+        if found is None or not found.day:
+            return self
+        timed = in_all(found.rounds)
+
+        def then(each: Measurement) -> Measurement:
+            took = Latency.of([r.latency_ms[each.name] for r in found.rounds])
+            tflops = each.tflops and each.tflops * each.latency_ms.median / took.median
+            return each.model_copy(update={"latency_ms": took, "tflops": tflops})
+
+        both = {
+            kind: [then(x) for x in getattr(self, kind) if x.name in timed] for kind in ("steps", "inside", "peers")
+        }
+        of_then = {"date": found.day, "versions": self.versions | found.versions, "rounds": found.rounds}
+        return self.model_copy(update=both | of_then | {"notes": found.notes})
 
     def speedup(self, m: Measurement, other: Measurement) -> Speedup | None:
         """How many times as fast ``m`` is as ``other``, or None where no rounds hold both."""

@@ -5,14 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from tutorial_lib import timing
 from tutorial_lib.results import Latency, Sustained
-
-
-def latency_of(values: Sequence[float]) -> Latency:
-    """Median, 10th and 90th percentile of what was found in so many rounds."""
-    found = timing.spread(values)
-    return Latency(median=found.median, low=found.low, high=found.high, rounds=len(values))
 
 
 def median_of(values: Iterable[float]) -> float | None:
@@ -33,7 +26,7 @@ def cycles_of(samples: Iterable[dict]) -> float | None:
 
 def sustained_of(samples: Sequence[dict], operations: float) -> Sustained:
     """What a load that went on showed. operations: of a call."""
-    latency = latency_of([sample["milliseconds"] for sample in samples])
+    latency = Latency.of([sample["milliseconds"] for sample in samples])
     spent = [sample for sample in samples if sample["joules"] is not None]
     return Sustained(
         latency_ms=latency,

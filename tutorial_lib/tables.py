@@ -120,7 +120,7 @@ def titled(m: Measurement) -> str:
 
 def other_days(measurements: Sequence[Measurement]) -> list[Column]:
     """A column with the day of each who was not in the rounds of the record; none where everybody was."""
-    return [("on another day", lambda m: m.earlier or "")] if any(m.earlier for m in measurements) else []
+    return [("timed earlier, on", lambda m: m.earlier or "")] if any(m.earlier for m in measurements) else []
 
 
 NUMBER: Column = ("step", lambda m: "" if m.number is None else str(m.number))

@@ -27,8 +27,19 @@ from tutorial_lib.hardware import available_bytes, describe_machine, describe_ve
 from tutorial_lib.needs import is_missing, lacking
 from tutorial_lib.passes import Pass, pass_of
 from tutorial_lib.problem import FP8, Problem
-from tutorial_lib.results import Ceiling, Exchange, Measurement, Round, Run, Speedup, Sustained, now, speedup_of
-from tutorial_lib.samples import cycles_of, ghz_of, latency_of, median_of, sustained_of
+from tutorial_lib.results import (
+    Ceiling,
+    Exchange,
+    Latency,
+    Measurement,
+    Round,
+    Run,
+    Speedup,
+    Sustained,
+    now,
+    speedup_of,
+)
+from tutorial_lib.samples import cycles_of, ghz_of, median_of, sustained_of
 from tutorial_lib.worker import Inline, Worker, WorkerFailure
 
 CHECKS_A_WORKER = 3  # on the CPU: fewer do not repay the seconds that a worker takes to start
@@ -597,7 +608,7 @@ def _timed(
         return speedup_of(timing.speedup(_latencies(rounds, other), mine), record, records.get(other))
 
     mine = _latencies(rounds, step.name)
-    latency = latency_of(mine)
+    latency = Latency.of(mine)
     samples = [sampled[step.name] for sampled in rounds]
     return record.model_copy(
         update={
@@ -635,10 +646,10 @@ def _exchange(sent: Exchange | None, samples: list[dict]) -> Exchange | None:
     longer = [max(0.0, sample["milliseconds"] - sample["computing_ms"]) for sample in samples]
     return sent.model_copy(
         update={
-            "computing_ms": latency_of([sample["computing_ms"] for sample in samples]),
-            "sending_ms": latency_of(sending),
-            "hidden_ms": latency_of([max(0.0, whole - seen) for whole, seen in zip(sending, longer)]),
-            "open_ms": latency_of(longer),
+            "computing_ms": Latency.of([sample["computing_ms"] for sample in samples]),
+            "sending_ms": Latency.of(sending),
+            "hidden_ms": Latency.of([max(0.0, whole - seen) for whole, seen in zip(sending, longer)]),
+            "open_ms": Latency.of(longer),
         }
     )
 

@@ -12,7 +12,8 @@ from tutorial_lib.clock import Clock, ClockError, clock_between, reading
 from tutorial_lib.hardware import gpu_turn
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
-from tutorial_lib.samples import cycles_of, ghz_of, latency_of, median_of, sustained_of
+from tutorial_lib.results import Latency
+from tutorial_lib.samples import cycles_of, ghz_of, median_of, sustained_of
 from tutorial_lib.timing import Plan, Spread, speedup, spread, verdict
 
 
@@ -229,7 +230,7 @@ def test_a_load_that_goes_on():
     assert (found.latency_ms.median, found.latency_ms.rounds) == (2.0, 3)
     assert found.tflops == 500 and found.clock_ghz == 1.4 and found.joules == 1.4
     assert found.watts == pytest.approx(700)
-    assert latency_of([1.0, 3.0]).low == pytest.approx(1.2)
+    assert Latency.of([1.0, 3.0]).low == pytest.approx(1.2)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no"), torch.AcceleratorError("CUDA error: out of memory\n")])

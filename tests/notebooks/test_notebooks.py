@@ -485,6 +485,24 @@ def test_a_link_that_leads_nowhere_is_told(tmp_path, monkeypatch, capsys):
     assert "00_two.ipynb" in capsys.readouterr().err
 
 
+def test_bars_beside_each_other_are_of_the_same_rounds_as_their_ratio():
+    """Where the record's own rounds leave a step out, the earlier ones in which both were timed."""
+    from steps.lesson import Lesson
+
+    lesson = Lesson("kv_multicast")
+    run = lesson.run
+    now, before, own = (run.measurement(name) for name in ("kv_multicast", "pv_wait_after_max", "sdpa"))
+    assert now.earlier and not before.earlier
+    then = run.as_together(now, before)
+    bars = [then.measurement(m.name).tflops for m in (now, before)]
+    ratio = run.speedup(now, before)
+    assert then.day == now.earlier != run.day and ratio.low < bars[0] / bars[1] < ratio.high
+    assert run.as_together(own, before) is run
+    told, figure, *_ = lesson.time().parts
+    drawn = [bar.get_height() for bar in figure.axes[0].patches]
+    assert drawn[-2:] == bars[::-1] and then.day in told and then.day in figure.get_suptitle()
+
+
 def test_counters_of_steps_and_peers_stand_in_one_table():
     from steps import summary
     from steps.core.problems import standard
@@ -499,6 +517,8 @@ def test_counters_of_steps_and_peers_stand_in_one_table():
     assert header.count("|") - 2 == len(summary.UNITS) + 2  # none of these headers is unknown to the table
     days = [row.strip("| ").rpartition(" | ")[2] for row in rows]
     run = find_recorded(problem, [RESULTS], "backward")
-    assert header.endswith("| on another day |") and days[0] == run.measurement("cta_per_query_head").earlier != run.day
+    assert (
+        header.endswith("| timed earlier, on |") and days[0] == run.measurement("cta_per_query_head").earlier != run.day
+    )
     [none] = summary.counters(standard(2048, 128), ("cta_per_query_head",), gradients=True).parts
     assert "--profile" in none

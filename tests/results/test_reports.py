@@ -292,7 +292,7 @@ def test_a_table_names_the_day_of_who_was_not_in_the_rounds():
     run = recorded("b4_h32_s4096_d128_fp16_full")
     old = {m.label: m.earlier or "" for m in run.everybody if m.sustained}
     headers, rows = tables.sustained(run)
-    assert headers[-1] == "on another day" and {row[0]: row[-1] for row in rows} == old and any(old.values())
+    assert headers[-1] == "timed earlier, on" and {row[0]: row[-1] for row in rows} == old and any(old.values())
     new = run.model_copy(update={kind: [m for m in getattr(run, kind) if not m.earlier] for kind in KINDS})
     headers, rows = tables.sustained(new)
     assert headers == [header for header, _ in tables.SUSTAINED] and {len(row) for row in rows} == {len(headers)}
