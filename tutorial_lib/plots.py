@@ -96,6 +96,11 @@ def figure_with_axes(width: float, height: float, rows: int = 1, columns: int = 
         return figure, figure.subplots(rows, columns, **kwargs)
 
 
+def _titled(figure, title: str) -> None:
+    """A title over the whole figure, in as many lines as its width asks for."""
+    figure.suptitle(textwrap.fill(title, int(14 * figure.get_figwidth())), fontsize=9)
+
+
 def _by_part(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
     """Measurements part by part, in the order in which the parts begin."""
     parts: dict[str | None, list[Measurement]] = {}
@@ -118,7 +123,7 @@ def _step_rows(steps: Sequence[Measurement], title: str, legend: float = 0, one_
     width = max(6.4, 0.8 + 0.66 * longest) + legend
     height = 3.9 if len(rows) == 1 else 2.6 * len(rows)
     figure, grid = figure_with_axes(width, height, len(rows), squeeze=False, sharey=one_scale)
-    figure.suptitle(title, fontsize=9)
+    _titled(figure, title)
     for axes in grid[:, 0]:
         axes.set_xlim(-0.6, max(longest, 1) - 0.4)
     return figure, list(zip(grid[:, 0], rows))
@@ -143,7 +148,7 @@ def tflops_by_step(run: Run, highlight: str | None = None):
         figure, rows = _step_rows(measured, provenance(run))
     else:
         figure, axes = figure_with_axes(max(5.4, 1.8 + 1.1 * len(measured)), 2.9)
-        figure.suptitle(provenance(run), fontsize=9)
+        _titled(figure, provenance(run))
         axes.set_xlim(-0.6, max(len(measured), 1) - 0.4)
         rows = [(axes, measured)]
     baseline = run.measurement(PASSES[run.direction].baseline)
@@ -426,7 +431,7 @@ def latency_by_round(run: Run, names: Sequence[str]):
         grid[1].plot(numbers, [r.sm_clock_mhz / 1000 for r in run.rounds], color=GREY, marker="o")
         grid[1].set_ylabel("NVML's clock, GHz")
     grid[1].set_xlabel("round")
-    figure.suptitle(provenance(run), fontsize=9)
+    _titled(figure, provenance(run))
     return figure
 
 

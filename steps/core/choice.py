@@ -121,9 +121,9 @@ def _same(a: Problem, b: Problem) -> bool:
 
 
 def _as_recorded(run: Run, m, fastest) -> Choice:
-    first = f"the earliest that none is faster than, by our verdict: the fastest, {fastest.label}, is the same"
+    first = f"the earliest that none is faster than, by our verdict (the fastest, {fastest.label}, is the same)"
     which = "the fastest" if m is fastest else first
-    why = f"Of the steps that were measured {m.label} is {which}. {m.tflops:.0f} TFLOPS, {provenance(run)}."
+    why = f"Of the steps that were measured, {m.label} is {which}: {m.tflops:.0f} TFLOPS, {provenance(run)}."
     ratio = m.speedup_vs_baseline
     level = ratio and ratio.verdict != "slower"
     return Choice(get_step(m.name), why, run, max(1.0, ratio.median) if level else ratio and ratio.median)
@@ -151,7 +151,7 @@ def _as_modelled(
     if ratio and ratio < 1 and _host_decides(ratio, seconds, problem, runs, step, baseline):
         compared, ratio = f"{compared}; but the host needs longer than the GPU, and less for a call of this step", 1.0
     why = (
-        f"Not measured: {problem.describe()} on {arch}. By a model of {len(runs)} records {step.label} is the fastest "
+        f"Not measured: {problem.describe()} on {arch}. By a model of {len(runs)} records, {step.label} is the fastest "
         f"of the steps. It should take {1000 * seconds:.3g} ms{compared}. Its nearest record: {provenance(record)}."
     )
     return Choice(step, why, record, ratio)
