@@ -116,7 +116,7 @@ def make_prepare(variant):
 
 
 def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
-    """dK and dV of one tile of keys, from all queries that see them. With atomics it also adds these keys' part of dQ."""
+    """dK and dV of one tile of keys, from all queries that see them; with atomics also these keys' part of dQ."""
     j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
     k = load_rows(K, batch, kv_head, j, variant.tile.key, variant.head_dim)
     v = load_rows(V, batch, kv_head, j, variant.tile.key, variant.head_dim)

@@ -99,7 +99,7 @@ def iteration_of_keys(Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_valu
 
 
 def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale):
-    # dK and dV of one tile of keys, from all queries that see them. With atomics it also adds these keys' part of dQ.
+    # dK and dV of one tile of keys, from all queries that see them; with atomics also these keys' part of dQ.
     j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
     k = load_rows(K, batch, kv_head, j, TILE_KEY)
     v = load_rows(V, batch, kv_head, j, TILE_KEY)
