@@ -111,8 +111,8 @@ class Lesson:
         if not (self.never_timed and (why := _part(self.step).untimed)):
             return machine(None if self.never_timed else self.recorded, self.refused)
         return Page(
-            f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: {why}. All times of "
-            "these steps come from a model.**"
+            f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: {why}. What is told "
+            "of their speed comes from a model and from the simulator.**"
         )
 
     def _ipython_display_(self) -> None:
@@ -220,6 +220,9 @@ class Lesson:
                 )
         headers = ["", "what it does", "builds on", "registers", "spilled, bytes", "TFLOPS", "vs what it builds on"]
         where = f"TFLOPS were recorded: {tables.origin(self.recorded)}." if self.recorded else ""
+        ratios = [m.speedup_vs_previous for piece in (self.step, *pieces) if (m := self.known(piece)) and m.tflops]
+        if where and any(ratio and ratio.earlier for ratio in ratios):
+            where += " " + EARLIER
         return Page(table(headers, rows), where)
 
     def _gone(self, name: str) -> Measurement | None:
@@ -297,7 +300,7 @@ class Lesson:
         ]
         if taken:
             why = limits.explain(taken, limit.seconds, before.counters)
-            added = "" if limit.overlapped else " (products and softmax take turns here, so their times add)"
+            added = "" if limit.overlapped else " (the times of products and softmax added)"
             parts.append(
                 f"At least {1000 * limit.seconds:.3g} ms by the model{added}, at SDPA's clock, and "
                 f"{1000 * taken:.3g} ms measured: {why}."
@@ -310,12 +313,12 @@ class Lesson:
         held = step.scratch_bytes(self.problem)
         gpu = REFERENCE_GPUS.get(self.arch)
         least = pass_of(step).least_bytes(self.problem)
-        shown = {"inputs and output": least / 1e9, "intermediate matrices": held / 1e9}
+        shown = {"inputs and outputs": least / 1e9, "intermediate matrices": held / 1e9}
         parts = [f"Step {step.label} on {self.problem.describe()}:", pictures.bars(shown, "GB")]
         if gpu:
             moved, read = 2000 * held / gpu.bandwidth, 1000 * least / gpu.bandwidth
             products = 1000 * limits.floor(self.problem, gpu, pass_of(step)).units["tensor cores"]
-            told = f"At {gpu.name}'s {gpu.bandwidth / 1e12:.3g} TB/s reading the inputs and writing the output takes "
+            told = f"At {gpu.bandwidth / 1e12:.3g} TB/s ({gpu.name}), reading all inputs and writing all outputs takes "
             told += f"{read:.2g} ms, and the matrix products on the tensor cores take {products:.2g} ms."
             if held:
                 told += " Each intermediate matrix is written and read at least once, which takes another "
@@ -672,6 +675,7 @@ FIGURES = [
     ("hot loop, an iteration", "hot_loop_instructions"),
 ]
 SHOWN = 5  # rows of evidence
+EARLIER = "Where those rounds did not have both, a ratio is of earlier ones, and so may differ from that of the TFLOPS."
 MEDIANS = "A bar is the median of all rounds. A ratio is the median of the ratios inside each round, so it may differ."
 PLAIN = {  # features that a problem can do without, and its fields then
     "window": {"window": None},

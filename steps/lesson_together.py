@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from steps import get_step
 from steps.core.ladder import PARALLEL
 from steps.core.recorded import read_run, recorded_runs
 from steps.lesson import AROUND, Lesson
 from steps.parallel import model
+from steps.parallel.copying import CopyEngines
 from tutorial_lib import pictures, tables
 from tutorial_lib.display import Html, Page, code, difference, table
 from tutorial_lib.files import RESULTS
@@ -39,8 +42,8 @@ class LessonTogether(Lesson):
         if self.recorded is None:
             return Page(f"{where} Not timed. All times in this chapter come from a model.**")
         return Page(
-            f"{where} Timings shown were recorded on {self.recorded.where}. Times for other numbers of GPUs, "
-            "and for other links, come from a model.**"
+            f"{where} Timings shown were recorded on {self.recorded.where}, unless a table names others. Times for "
+            "other numbers of GPUs, and for other links, come from a model.**"
         )
 
     def _kernels(self) -> list[str | Html]:
@@ -88,11 +91,11 @@ class LessonTogether(Lesson):
 
     def check(self, *also: Problem) -> Page:
         """Every step of the part, in processes that torchrun starts here: against float64, and what they send."""
-        told = f"{RANKS} processes on a CPU, over gloo, on {CHECKED.describe()}. PyTorch computes the parts:"
+        told = f"{RANKS} processes on a CPU, on {CHECKED.describe()}. PyTorch computes the parts, and gloo sends them:"
         rows = []
         for direction in ("forward", "backward"):
             rows += [
-                [m.label, f"{m.exchange.sent_bytes:,}", tables.error(m), tables.correct(m)]
+                [_as_checked(m), f"{m.exchange.sent_bytes:,}", tables.error(m), tables.correct(m)]
                 for m in checked(direction).steps
             ]
         return Page(told, table(["step", "bytes that a rank sends", "error (SDPA's)", "correct"], rows))
@@ -110,13 +113,14 @@ class LessonTogether(Lesson):
         if (run := self.recorded) is None:
             return Page(f"Checked on CPUs, not timed. {measures}")
         timed = [m for m in run.everybody if m.tflops]
-        columns = [("", lambda m: m.label if m.part else m.title), *tables.TOGETHER[:1], *tables.TOGETHER[3:]]
+        columns = [("", lambda m: m.label if m.part else m.title), *tables.TOGETHER[:1], *tables.TOGETHER[3:-2]]
+        columns += [(header, _unless_lost(text)) for header, text in tables.TOGETHER[-2:]]
         columns.insert(3, ("by the model", self._share_by_the_model))
         shares = {m.name.replace("_", "\n"): m.percent_of_ideal for m in timed if m.gpus > 1}
         now = run.measurement(self.step.name)
         return Page(
-            f"Recorded, not measured here: {tables.origin(run)}, {len(run.rounds)} rounds. The ideal is one GPU "
-            f"alone with the whole sequence, times {run.ranks}:",
+            f"Recorded, not measured here: {tables.origin(run)}, {len(run.rounds)} rounds. The ideal is the "
+            f"time of one GPU alone with the whole sequence, divided by {run.ranks}:",
             pictures.bars(shares, "% of ideal", form="{:.0f}"),
             table([header for header, _ in columns], tables.rows(timed, columns)),
             *self._beside_the_step_before(now),
@@ -135,6 +139,16 @@ class LessonTogether(Lesson):
             return tables.NOTHING
         share = model.share_of_ideal(m.name, self.problem, self.recorded.ranks, self._rate()[0], model.LINKS[1])
         return f"{100 * share:.1f} %"
+
+
+def _as_checked(m: Measurement) -> str:
+    """Its label, and what of it a CPU cannot check."""
+    return m.label + (", without copy engines" if get_step(m.name).ranks is CopyEngines else "")
+
+
+def _unless_lost(text: Callable[[Measurement], str]) -> Callable[[Measurement], str]:
+    """Nothing of a step whose calls took no longer than without sending: what is hidden is lost in their spread."""
+    return lambda m: text(m) if m.exchange and m.exchange.open_ms and m.exchange.open_ms.median else tables.NOTHING
 
 
 def checked(direction: str) -> Run:

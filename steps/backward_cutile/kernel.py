@@ -24,7 +24,7 @@ def load_rows(X, batch, head, i, rows, head_dim):
 
 
 def load_numbers(X, batch, head, i, rows, padding):
-    """One number for each row of the i-th tile [rows]; past the end it is padding."""
+    """One number for each row of the i-th tile [rows]; past the end, what the padding mode gives."""
     return ct.reshape(ct.load(X, (batch, head, i), (1, 1, rows), padding_mode=padding), (rows,))
 
 
@@ -116,7 +116,7 @@ def make_prepare(variant):
 
 
 def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
-    """dK and dV of one tile of keys, from all queries that see them, and where it adds to dQ its share of that."""
+    """dK and dV of one tile of keys, from all queries that see them; with atomics also these keys' part of dQ."""
     j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
     k = load_rows(K, batch, kv_head, j, variant.tile.key, variant.head_dim)
     v = load_rows(V, batch, kv_head, j, variant.tile.key, variant.head_dim)

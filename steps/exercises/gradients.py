@@ -49,8 +49,7 @@ EXERCISE = Plain(
     hints=(
         "A product C = A B has the gradients dA = dC B^T and dB = A^T dC. O = P V is such a product, and so is "
         "S = scale Q K^T. `x.mT` transposes the last two dimensions.",
-        "d_value = weights.mT @ do and d_weights = do @ v.mT, in float32. The row's sum is "
-        "(do * o).sum(-1, keepdim=True).",
+        "d_value = weights.mT @ do and d_weights = do @ v.mT, in float32. D is (do * o).sum(-1, keepdim=True).",
         "d_scores = weights * (d_weights - row_sum); then d_query = d_scores @ k * scale and "
         "d_key = d_scores.mT @ q * scale.",
     ),

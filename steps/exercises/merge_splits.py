@@ -37,9 +37,9 @@ EXERCISE = Compared(
     close=1e-4,
     hints=(
         "A split's output is a mean of its values, weighted by exponentials of its scores, and divided by their sum. "
-        "What that sum was, the log-sum-exp tells: it is its logarithm. So a split counts as much as its sum.",
+        "The log-sum-exp is the logarithm of that sum. So a split counts as much as its sum.",
         "The weights of the splits are exp(lse) divided by the sum of exp(lse) over the splits: a softmax over them. "
-        "As in any softmax, take the largest off first, or exp grows too large.",
+        "As in any softmax, subtract the largest first, or exp grows too large.",
         "high = lse.amax(0); weight = torch.exp(lse - high); total = weight.sum(0). The output is the sum of weight[:, "
         ":, None] * outputs over the splits, divided by total[:, None], and the log-sum-exp is high + log(total).",
     ),
@@ -56,8 +56,8 @@ def merged(outputs, lse):
             "all splits count as much",
             source="def merged(outputs, lse):\n    return outputs.mean(0), lse.logsumexp(0)",
         ),
-        Wrong("the largest is not taken off, and exp overflows", old="high = lse.amax(0)", new="high = 0 * lse[0]"),
-        Wrong("the largest of all rows is taken off, and exp becomes 0", old="lse.amax(0)", new="lse.amax()"),
+        Wrong("the largest is not subtracted, and exp overflows", old="high = lse.amax(0)", new="high = 0 * lse[0]"),
+        Wrong("the largest of all rows is subtracted, and exp becomes 0", old="lse.amax(0)", new="lse.amax()"),
         Wrong("the output is not divided by the sum of the weights", old=" / total[:, None]", new=""),
         Wrong("the log-sum-exp is relative to the largest", old="high + torch", new="torch"),
         Wrong("the log-sum-exps are the weights", old="weight = torch.exp(lse - high)", new="weight = lse - high"),

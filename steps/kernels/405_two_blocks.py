@@ -42,7 +42,7 @@ def load_rows(X, batch, head, i, rows):
 
 
 def load_numbers(X, batch, head, i, rows):
-    """One number for each row of the i-th tile [rows]; past the end it is padding."""
+    """One number for each row of the i-th tile [rows]; past the end, what the padding mode gives."""
     return ct.reshape(ct.load(X, (batch, head, i), (1, 1, rows), padding_mode=ct.PaddingMode.ZERO), (rows,))
 
 
@@ -99,7 +99,7 @@ def iteration_of_keys(Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_valu
 
 
 def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale):
-    # dK and dV of one tile of keys, from all queries that see them, and where it adds to dQ its share of that.
+    # dK and dV of one tile of keys, from all queries that see them; with atomics also these keys' part of dQ.
     j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
     k = load_rows(K, batch, kv_head, j, TILE_KEY)
     v = load_rows(V, batch, kv_head, j, TILE_KEY)

@@ -106,7 +106,8 @@ def test_a_prediction_starts_empty_and_both_are_scored_against_the_measurement()
 def test_a_step_that_was_never_timed_shows_no_timing_of_others(name):
     lesson = Lesson(name)
     assert lesson.arch == "sm_100" and lesson.recorded is None
-    assert "Compiled for sm_100 and simulated on the CPU, not timed" in words(lesson.machine())
+    told = words(lesson.machine())
+    assert "Compiled for sm_100 and simulated on the CPU, not timed" in told and "from the simulator" in told
     assert "not timed: step" in words(lesson.time()) and len(lesson.time().parts) == 1
     assert "sm_100 |" in words(lesson.evidence()) and "H100" not in words(lesson.evidence())
 
@@ -154,7 +155,7 @@ def test_a_prediction_of_what_was_never_timed_is_one_that_the_model_answers():
     told = words(lesson.predict("memory"))
     assert "Your guess: memory. By the model it is exponentials." in told and "ms" not in told.split()
     assert "In step 600 tensor_memory products and softmax take turns" in told
-    assert "Nor does the model: no source states" in words(Lesson("plain_triton").predict("memory"))
+    assert "The model gives no answer either: no source states" in words(Lesson("plain_triton").predict("memory"))
 
 
 def test_a_step_for_another_gpu_than_this_machines_is_simulated(pretend_gpu):
@@ -302,6 +303,8 @@ PAGES = {  # what is called -> what its words hold, and what they do not
     ),
     "no instruction": (lambda: Lesson("exp2").machine_code("UTCMMA"), ["has no instruction `UTCMMA`"]),
     "pieces": (lambda: Lesson("split_epilogue").inside(), ["half_output", "half_query"]),
+    "pieces of other rounds": (lambda: Lesson("fast_deterministic").inside(), [lessons.EARLIER]),
+    "pieces of the same rounds": (lambda: Lesson("mask_loop").inside(), ["TFLOPS were recorded"], [lessons.EARLIER]),
     "one piece": (lambda: Lesson("exp2").inside(), ["one piece"], ["half of Q"]),
     "wrong": (lambda: Lesson("exp2").vary(softmax=forgets_to_subtract_the_maximum), ["| yes | NO |"]),
     "same code": (lambda: Lesson("load_order").evidence(), ["same code, instruction for instruction"]),

@@ -111,6 +111,13 @@ def test_a_lesson_shows_the_record_beside_the_model_where_there_is_one(tmp_path)
     assert lesson.recorded.machine["name"] in machine and "compared with the measurement below" in asked
     assert f"| {m.percent_of_ideal:.1f} % |" in time and "context parallelism, allgather" in time
     assert f"**{m.speedup_vs_previous.median:.2f}×" in time and "Your guess said 2.00" in time
+    [before, now] = (
+        next(line for line in time.splitlines() if line.startswith(f"| {label} |"))
+        for label in ("802 double_buffering", "803 zigzag")
+    )
+    as_checked = [lesson_together._as_checked(lesson.recorded.measurement(n)) for n in ("zigzag", "copy_engines")]
+    assert as_checked == ["803 zigzag", "805 copy_engines, without copy engines"]
+    assert before.endswith("| – | – |") and now.endswith(f"| 0 | {m.exchange.open_ms.median:.3g} |")  # in one: lost
     assert "the model says 1.50 times as fast" in answered  # three halves of a part in order, one in a zigzag
     machine, asked, answered, time = told(lesson_together.LessonTogether("zigzag", grouped, tmp_path))
     assert "Not timed." in machine and "Nobody has timed either" in asked and "Checked on CPUs, not timed." in time
