@@ -281,11 +281,11 @@ class Lesson:
         sdpa = self.recorded and self.recorded.measurement(pass_of(self.step).baseline)
         if not timed or not sdpa or not sdpa.tflops:
             return self._lost()
-        last = timed[-1]
-        told = f"The path so far on {tables.origin(self.recorded)}, as recorded."
-        beside = last.speedup_vs_baseline.median if last.speedup_vs_baseline else 1.0  # as ``time`` says it
-        told += f" Step {last.label} has {beside:.0%} of SDPA's speed."
-        return Page(told, plots.path(timed, sdpa), *self._lost().parts)
+        run = self.recorded.as_together(timed[-1], sdpa)  # bars and line of the same rounds
+        timed = [there for m in timed if (there := run.measurement(m.name))]
+        told = f"The path so far on {tables.origin(run)}, as recorded. Step {timed[-1].label} has "
+        told += f"{plots.share(timed[-1], sdpa):.0%} of SDPA's speed."
+        return Page(told, plots.path(timed, run.measurement(sdpa.name)), *self._lost().parts)
 
     def _lost(self) -> Page:
         """Where the previous step lost its time: what each unit needed at least, what it took, what counters say."""
@@ -300,7 +300,8 @@ class Lesson:
         ]
         if taken:
             why = limits.explain(taken, limit.seconds, before.counters)
-            added = "" if limit.overlapped else " (the times of products and softmax added)"
+            added = " + ".join(f"{1000 * time:.3g} for {what}" for what, time in limit.terms.items())
+            added = f" ({added})" if len(limit.terms) > 1 else ""
             parts.append(
                 f"At least {1000 * limit.seconds:.3g} ms by the model{added}, at SDPA's clock, and "
                 f"{1000 * taken:.3g} ms measured: {why}."
@@ -317,11 +318,13 @@ class Lesson:
         parts = [f"Step {step.label} on {self.problem.describe()}:", pictures.bars(shown, "GB")]
         if gpu:
             moved, read = 2000 * held / gpu.bandwidth, 1000 * least / gpu.bandwidth
-            products = 1000 * limits.floor(self.problem, gpu, pass_of(step)).units["tensor cores"]
+            done = dataclasses.replace(self.problem, causal=False) if held else self.problem  # of hidden scores, too
+            products = 1000 * limits.floor(done, gpu, pass_of(step)).units["tensor cores"]
             told = f"At {gpu.bandwidth / 1e12:.3g} TB/s ({gpu.name}), reading all inputs and writing all outputs takes "
             told += f"{read:.2g} ms, and the matrix products on the tensor cores take {products:.2g} ms."
             if held:
-                told += " Each intermediate matrix is written and read at least once, which takes another "
+                hidden = ", hidden scores included," if self.problem.causal else ""
+                told += f" Each intermediate matrix{hidden} is written and read at least once, which takes another "
                 told += f"{moved:.3g} ms."
             parts.append(told)
         return Page(*parts)
@@ -475,9 +478,9 @@ class Lesson:
         found = []
         if now.speedup_vs_previous:
             found.append(f"Times as fast as step {self.previous.label}: **{tables.vs_previous(now)}**.")
-        if now.speedup_vs_baseline:
+        if now.speedup_vs_baseline and now.previous != pass_of(self.step).baseline:
             other = pass_of(self.step).baseline_in_tables
-            found.append(f"Times as fast as {other}: {tables.factor(now.speedup_vs_baseline)}.")
+            found.append(f"Times as fast as {other}: {tables.ratio(now.speedup_vs_baseline)}.")
         if ratio := now.speedup_vs_previous if self.rival is self.previous else now.speedup_vs_baseline:
             found.append(self._scored(ratio.median))
         return Page(where, figure, " ".join(found), MEDIANS if found else "")
@@ -737,11 +740,11 @@ def machine(recorded: Run | None, refused: str | None = None) -> Page:
         here = describe_machine("cuda")
         return Page(f"**Executed on a GPU, {here['name']} ({here['arch']}): kernels ran on it, timings are its own.**")
     shown = (
-        f"timings shown were recorded on {recorded.machine['name']}, {recorded.day}"
+        f"Timings were recorded on {recorded.machine['name']}"
         if recorded
-        else "no timing of its step on its problem is recorded"
+        else "No timing of its step on its problem is recorded"
     )
-    told = f"**Executed on a machine without a GPU: the kernels ran on the CPU, and were compiled, and {shown}.**"
+    told = f"**Executed on a machine without a GPU. Kernels ran on the CPU and were also compiled for a GPU. {shown}.**"
     if (why := refused or why_no_gpu()) not in (None, NO_GPU):
         told = told.replace("a machine without a GPU", f"the CPU, as {why}", 1)
     told += "".join(f" {line}" for line in left_out())

@@ -57,8 +57,9 @@ def ceilings(run: Run | None) -> Page:
     for m in [run.measurement("sdpa"), *run.peers]:
         if m and m.tflops and m.name.startswith("sdpa"):
             shown[m.title] = m.tflops
-    kernels = ", ".join(f"`{name[:60]}`" for name in run.measurement("sdpa").kernels or ())
-    chose = f"SDPA, left to itself, chose {kernels}." if kernels else ""
+    names = run.measurement("sdpa").kernels or ()
+    kernels = ", ".join(f"`{name[:60]}{'…' if len(name) > 60 else ''}`" for name in names)
+    chose = f"What SDPA runs by default: {kernels}." if kernels else ""
     return Page(f"{told}: {tables.origin(run)}.", pictures.bars(shown, "TFLOPS (median)", form="{:.0f}"), chose)
 
 
@@ -246,7 +247,7 @@ def searched(head_dim: int, causal: bool, arch: str = DEFAULT_ARCH, best: int = 
             ]
             for n, f in shown
         ]
-        headers = ["", "queries x keys", "TFLOPS", "95 % margin", "registers", "spills", "shared memory, bytes"]
+        headers = ["", "queries x keys", "TFLOPS", "± (95 %)", "registers", "spills", "shared memory, bytes"]
         day = (one.date or search.date)[:10]
         where = f"{search.machine['name']}, {day}, cuda-tile {search.versions['cuda-tile']}"
         failed = f", {len(one.failed)} failed" if one.failed else ""

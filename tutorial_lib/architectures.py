@@ -153,5 +153,5 @@ def blocks_per_multiprocessor(
     }
     if tensor_columns:
         fits["tensor memory"] = TENSOR_COLUMNS // tensor_columns
-    limiter = min(fits, key=fits.get)
-    return fits[limiter], limiter
+    fewest = min(fits.values())
+    return fewest, " and ".join(what for what, blocks in fits.items() if blocks == fewest)

@@ -57,14 +57,21 @@ class Limit:
         return max(self.units, key=self.units.get)
 
     @property
-    def seconds(self) -> float:
-        """The least time: the longest unit, or the matrix products and what the softmax needs where these take turns.
+    def terms(self) -> dict[str, float]:
+        """What the least time is the sum of: the longest unit, or products and softmax where these take turns.
 
         Reading shared memory overlaps with either.
         """
-        softmax = [time for unit, time in self.units.items() if unit in SOFTMAX]
-        in_turn = 0.0 if self.overlapped else self.units["tensor cores"] + max(softmax, default=0.0)
-        return max(in_turn, *self.units.values()) + self.beginnings
+        softmax = max((time for unit, time in self.units.items() if unit in SOFTMAX), default=0.0)
+        in_turn = {"the products": self.units["tensor cores"], "the softmax": softmax}
+        longest = self.units[self.bound]
+        least = {self.bound: longest} if self.overlapped or sum(in_turn.values()) < longest else in_turn
+        return least | ({"beginnings and ends of blocks": self.beginnings} if self.beginnings else {})
+
+    @property
+    def seconds(self) -> float:
+        """The least time."""
+        return sum(self.terms.values())
 
     @property
     def advice(self) -> str:

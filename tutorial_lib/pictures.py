@@ -55,7 +55,8 @@ def online_softmax(scores: Sequence[float], tile: int):
         for bar in bars[: seen - tile]:
             bar.set_hatch("//")
         axes.set(xlim=(-0.6, len(scores) - 0.4), ylim=(0, 1.08), xticks=[])
-        axes.set_xlabel(f"maximum {largest:.1f}\nolder sum × {correction:.2f}\nsum {sum(weights):.2f}", fontsize=8)
+        older = f"older sum × {correction:.2f}" if seen > tile else "no older sum"
+        axes.set_xlabel(f"maximum {largest:.1f}\n{older}\nsum {sum(weights):.2f}", fontsize=8)
         axes.set_title(f"after {seen} keys", fontsize=9)
     grid[0].set_ylabel("weight, exp(score - maximum)")
     return figure
@@ -190,7 +191,7 @@ def shares(dealings: Mapping[str, Sequence[int]], ylabel: str):
     for n, (label, loads) in enumerate(dealings.items()):
         look = {"color": f"C{n}", "linestyle": STYLES[n % len(STYLES)]}
         axes.step(range(len(loads)), sorted(loads, reverse=True), where="mid", label=label, **look)
-    axes.set(xlabel="block, from the one with most to do", ylabel=ylabel)
+    axes.set(xlabel="blocks, the busiest first", ylabel=ylabel)
     most = max(max(loads) for loads in dealings.values())
     axes.set_ylim(0, 1.1 * most)  # room above the highest line, which else lies on the frame
     axes.legend(loc="lower left", frameon=False, fontsize=8)

@@ -178,12 +178,17 @@ def tflops_by_step(run: Run, highlight: str | None = None):
     return figure
 
 
+def share(m: Measurement, baseline: Measurement) -> float:
+    """What a step has of SDPA's speed: the median of the ratios inside its rounds, where these hold both."""
+    return m.speedup_vs_baseline.median if m.speedup_vs_baseline else m.tflops / baseline.tflops
+
+
 def path(steps: Sequence[Measurement], baseline: Measurement, others: Sequence[Measurement] = ()):
     """A bar a step, from the first to the last of a path; SDPA and other libraries as lines. Returns a Figure."""
     figure, axes = figure_with_axes(6.4, 0.7 + 0.26 * len(steps))
     axes.barh(range(len(steps)), [m.tflops for m in steps], 0.7, color=[PALE] * (len(steps) - 1) + [BLUE])
     for y, m in enumerate(steps):
-        told = f"{m.tflops:.0f} ({m.tflops / baseline.tflops:.0%})"
+        told = f"{m.tflops:.0f} ({share(m, baseline):.0%})"
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # no line strikes a figure through
         axes.annotate(told, (m.tflops, y), (3, 0), textcoords="offset points", va="center", fontsize=8, bbox=box)
     axes.set_yticks(range(len(steps)), [m.label for m in steps], fontsize=8)

@@ -48,11 +48,14 @@ def factor(speedup: Speedup | None) -> str:
 
 
 def ratio(speedup: Speedup | None, told: str | None = None) -> str:
-    """Such as ``1.05× (1.03–1.07) faster``; told: other words for the verdict."""
+    """Such as ``1.05× (1.03–1.07) faster``; told: other words for the verdict. A third digit where two belie it."""
     if speedup is None:
         return NOTHING
     told = told or ("same code" if speedup.same_code else speedup.verdict)
-    return f"{speedup.median:.2f}× ({speedup.low:.2f}–{speedup.high:.2f}) {told}"
+    found = speedup.median, speedup.low, speedup.high
+    plain = timing.verdict(timing.Spread(*(round(x, 2) for x in found))) == speedup.verdict or speedup.same_code
+    median, low, high = (f"{x:.{2 if plain else 3}f}" for x in found)
+    return f"{median}× ({low}–{high}) {told}"
 
 
 def vs_previous(m: Measurement) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -215,15 +216,26 @@ def _deal(
 
 
 def shares(problem: Problem, tile: Tile, processors: int) -> dict[str, list[int]]:
-    """What every block has to do, in tiles of keys: by LPT lists, and when blocks take tiles by number, in turn."""
+    """What every block, or SM, has to do, in tiles of keys: tiles by number, or by LPT lists.
+
+    To whoever is free: as the GPU hands out blocks of a tile each.
+    """
     a_head = tiles_a_head(problem, tile)
     total = a_head * problem.heads * problem.batch
-    ways = {
-        "by number, in turn": [range(block, total, processors) for block in range(min(processors, total))],
-        "LPT lists": deal(problem, tile, processors),
-    }
     lengths = [length(problem, tile, i) for i in range(a_head)]
-    return {way: [sum(lengths[n % a_head] for n in tiles) for tiles in dealt] for way, dealt in ways.items()}
+    in_turn = [range(block, total, processors) for block in range(min(processors, total))]
+    free = [0 for _ in in_turn]  # when each SM is
+    for n in range(total):
+        heapq.heapreplace(free, free[0] + lengths[n % a_head])
+
+    def loads(dealt: Iterable[Iterable[int]]) -> list[int]:
+        return [sum(lengths[n % a_head] for n in tiles) for tiles in dealt]
+
+    return {
+        "by number, in turn": loads(in_turn),
+        "by number, to whoever is free": free,
+        "LPT lists": loads(deal(problem, tile, processors)),
+    }
 
 
 def section_heads(problem: Problem, section_bytes: int | None = SECTION_BYTES) -> int:

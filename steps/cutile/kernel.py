@@ -2,7 +2,7 @@
 
 The algorithm is FlashAttention's (Dao et al. 2022, https://arxiv.org/abs/2205.14135, with the loop order of Dao
 2023, https://arxiv.org/abs/2307.08691): a block owns one tile of query rows, walks over the tiles of keys and
-values, and keeps for every row a running maximum, a running sum and an unnormalised output, so that the scores
+values, and keeps for every row a running maximum, a running sum and an unnormalized output, so that the scores
 never leave the chip.
 
 ``variant`` (``steps.cutile.variant``) is constant when a kernel is compiled, so the compiler drops the branches that
@@ -51,7 +51,7 @@ def load_query(Q, i, head, batch, variant):
 
 
 def begin(head, scale, variant):
-    """Running maximum and sum of every row, and its output [query, head_dim], not yet normalised.
+    """Running maximum and sum of every row, and its output [query, head_dim], not yet normalized.
 
     A sink is a score without a value: the maximum begins with it, and the sum with its weight.
     """
@@ -213,7 +213,7 @@ def log_sum_exp(row_max, row_sum, variant):
 
 
 def finish(Out, i, head, batch, q, row_sum, accumulator, scale, variant):
-    """Normalise and store; rows past the end are dropped."""
+    """Normalize and store; rows past the end are dropped."""
     if variant.lse:
         Out, LSE = Out
         row_sum, row_max = row_sum

@@ -38,7 +38,7 @@ class CuTileStep(InCuTile, FusedStep):
     load_key(K, batch, head, j, tile, head_dim, latency) -> [head_dim, tile.key]: the j-th tile of keys, transposed.
     softmax(scores, row_max, scale) -> weights, correction, row_max: one step of the online softmax; weights may be a
     tuple of equal pieces of the keys, and then the PV product is one of each.
-    divide(accumulator, row_sum) -> output rows: the normalisation at the end.
+    divide(accumulator, row_sum) -> output rows: the normalization at the end.
     latency, occupancy: hints to the compiler; None leaves the choice to it. warps: as much, of those that compute.
     cluster: blocks that share a tile of queries and fetch K and V for each other; None: no cluster.
     order: which block computes which tiles of queries, and whether all of them in one loop.

@@ -34,7 +34,7 @@ def load_rows(Q, kv_head, t, batch, variant):
 
 
 def begin(variant):
-    """Maximum and sum of every row, and its output [row, head_dim], not yet normalised."""
+    """Maximum and sum of every row, and its output [row, head_dim], not yet normalized."""
     row_max = ct.full((variant.tile.query, 1), LEAST, ct.float32)
     row_sum = ct.zeros((variant.tile.query, 1), ct.float32)
     return row_max, row_sum, ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
@@ -63,7 +63,7 @@ def seen_by_all(length, variant):
 
 
 def attend(q, K, V, batch, kv_head, first, end, length, scale, variant):
-    """Maxima, sums and output, not yet normalised, of the rows q over the tiles [first, end) of keys."""
+    """Maxima, sums and output, not yet normalized, of the rows q over the tiles [first, end) of keys."""
     row_max, row_sum, accumulator = begin(variant)
     if variant.quantized:
         q, scale, value_scale = words.prepare_queries(q, scale, batch, kv_head, variant)
@@ -93,7 +93,7 @@ def attend(q, K, V, batch, kv_head, first, end, length, scale, variant):
 
 
 def store_partial(Partials, LSE, split, tile, row_max, row_sum, accumulator, variant):
-    """A split's output, normalised over its own keys, and its log-sum-exp: zero and minus infinity without keys.
+    """A split's output, normalized over its own keys, and its log-sum-exp: zero and minus infinity without keys.
 
     tile: which of all tiles of rows this is. Not by TMA, whose writes others would see later.
     """
@@ -105,7 +105,7 @@ def store_partial(Partials, LSE, split, tile, row_max, row_sum, accumulator, var
 
 
 def finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant):
-    """Normalise and store the rows that have a query."""
+    """Normalize and store the rows that have a query."""
     if variant.lse:
         Out, LSE = Out
         lse = (row_max + ct.log2(row_sum)) * LN2
@@ -127,7 +127,7 @@ def comes_last(Arrived, tile, splits):
 
 
 def merge_own(Partials, LSE, tile, splits, variant):
-    """Maxima (over ln 2), sums and output, not yet normalised, of all splits of these rows together."""
+    """Maxima (over ln 2), sums and output, not yet normalized, of all splits of these rows together."""
     row_max, row_sum, accumulator = begin(variant)
     for split in range(splits):
         lse = ct.load(LSE, (split, tile), (1, variant.tile.query), check_bounds=False, allow_tma=False)

@@ -76,7 +76,7 @@ EXERCISE = Plain(
     function="attention",
     hints=(
         "q is [batch, heads, query, head_dim]. `k.transpose(-2, -1)` is [batch, heads, head_dim, key], and `@` "
-        "multiplies the last two dimensions. Only k and v have fewer heads, and the heads of a group are neighbours.",
+        "multiplies the last two dimensions. Only k and v have fewer heads, and the heads of a group are neighbors.",
         "torch.repeat_interleave repeats each head in place. For the mask, torch.ones(queries, keys, dtype=torch.bool) "
         ".triu(1) is true where key > query; masked_fill sets scores there to minus infinity.",
         "scores = q.float() @ k.float().transpose(-2, -1) * scale; then the mask; then torch.softmax(scores, dim=-1); "

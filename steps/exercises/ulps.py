@@ -29,7 +29,7 @@ EXERCISE = Compared(
     named=lambda approximate, exact: f"ulps(approximate, exact) for {', '.join(f'{x:.4g}' for x in exact[:5])}, …",
     close=1e-3,
     hints=(
-        "float32 keeps 23 bits behind the point. So from 1 to 2 neighbours are 2^-23 apart, from 2 to 4 they are 2^-22 "
+        "float32 keeps 23 bits behind the point. So from 1 to 2 neighbors are 2^-23 apart, from 2 to 4 they are 2^-22 "
         "apart. How large is one unit from 2^e to 2^(e + 1)?",
         "One unit is 2^(e - 23), where e is the logarithm to base 2 of the magnitude, rounded down.",
         "e = torch.floor(torch.log2(exact.abs())). The difference must be taken in float64: approximate.double() - "

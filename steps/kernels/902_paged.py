@@ -79,7 +79,7 @@ def fmha_decode(Q, K, V, Table, Lengths, Partials, LSE, scale):
     shape = (1, 1, MEMBERS, QUERIES, HEAD_DIM)
     q = ct.load(Q, (batch, kv_head, t, 0, 0), shape, padding_mode=ct.PaddingMode.ZERO)
     q = ct.reshape(q, (TILE_QUERY, HEAD_DIM))
-    # Maxima, sums and output, not yet normalised, of the rows q over the tiles [first, end) of keys.
+    # Maxima, sums and output, not yet normalized, of the rows q over the tiles [first, end) of keys.
     row_max = ct.full((TILE_QUERY, 1), LEAST, ct.float32)
     row_sum = ct.zeros((TILE_QUERY, 1), ct.float32)
     accumulator = ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32)
@@ -104,7 +104,7 @@ def fmha_decode(Q, K, V, Table, Lengths, Partials, LSE, scale):
         row_sum = row_sum * correction + ct.sum(weights, axis=1, keepdims=True)
         accumulator = ct.mma(ct.astype(weights, v.dtype), v, accumulator * correction)
     tile = batch * ct.num_blocks(1) + ct.bid(1)
-    # A split's output, normalised over its own keys, and its log-sum-exp: zero and minus infinity without keys.
+    # A split's output, normalized over its own keys, and its log-sum-exp: zero and minus infinity without keys.
     o = ct.where(row_sum > 0, accumulator / row_sum, 0.0)
     lse = (row_max + ct.log2(row_sum)) * LN2
     ct.store(LSE, (split, tile), ct.reshape(lse, (1, TILE_QUERY)), check_bounds=False, allow_tma=False)

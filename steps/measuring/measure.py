@@ -742,6 +742,6 @@ def _notes(rounds: list[dict], machine: dict) -> list[str]:
     share = sum(bool(state["throttled_by"]) for state in states) / len(states)
     return [
         *notes,
-        f"The GPU said of {share:.0%} of the samples that it was held back ({', '.join(reasons)}). NVML called its "
-        f"clock {min(clocks)} to {max(clocks)} MHz, of at most {machine.get('max_sm_clock_mhz', '?')} MHz.",
+        f"In {share:.0%} of all samples the GPU reported that it was held back ({', '.join(reasons)}). NVML reported "
+        f"clock rates of {min(clocks)} to {max(clocks)} MHz, of at most {machine.get('max_sm_clock_mhz', '?')} MHz.",
     ]

@@ -22,7 +22,7 @@ def naive(q, k, v, causal, scale):
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu_(1)
         scores.masked_fill_(hidden, float("-inf"))
     weights = torch.softmax(scores, dim=-1)
-    del scores  # the two largest matrices need not exist three times over
+    del scores  # before the 16-bit copy of the weights is made
     return weights.to(q.dtype) @ v
 
 

@@ -1,6 +1,7 @@
 """What the notebooks call, on machines that a test can stand for: with a GPU, without one, with nothing recorded."""
 
 import dataclasses
+import re
 import types
 
 import cuda.tile as ct
@@ -131,7 +132,7 @@ def test_what_is_recorded_on_other_problems_alone_is_not_called_untimed():
         lesson,
         Lesson("transposed_scores", HEADLINE),
     ):  # a record of the latter's lacks it
-        assert "no timing of its step on its problem is recorded" in words(untimed.machine())
+        assert "No timing of its step on its problem is recorded" in words(untimed.machine())
     assert words(lesson.predict()).startswith("Nobody has timed this step on this problem")
     told = words(lesson.time())
     assert f"No timing of {lesson.problem.describe()} is recorded" in told
@@ -172,7 +173,7 @@ def test_a_gpu_that_a_timed_step_is_not_for_is_as_none(pretend_gpu, monkeypatch,
     lesson = Lesson("wgmma")
     told = words(lesson.machine())
     assert told.startswith("**Executed on the CPU, as step 200 wgmma does not run on the GPU here (made of wgmma")
-    assert f"not {arch}): the kernels ran on the CPU" in told and "recorded on NVIDIA H100" in told
+    assert f"not {arch}). Kernels ran on the CPU" in told and "recorded on NVIDIA H100" in told
     assert "Recorded, not measured here: NVIDIA H100" in words(lesson.time()) and pretend_gpu == []
     assert "on the simulator, on the CPU" in words(lesson.check()) and "def fmha(" in lesson.change().parts[-1].text
     assert "sm_90 |" in words(lesson.evidence())
@@ -198,6 +199,13 @@ def test_evidence_shows_what_changed_most_and_no_more():
     shown, *_ = (part for part in Lesson("occupancy").evidence().parts if part.startswith("|"))
     assert 3 <= shown.count("\n") - 1 <= 5 and "registers a thread" in shown
     assert "<details>" not in words(Lesson("occupancy").evidence())
+
+
+def test_who_computes_hidden_scores_needs_twice_as_long_for_the_products():
+    lesson = Lesson("naive")
+    sdpa, naive = words(lesson.stand()), words(lesson.evidence())  # step 0, and what stands on it
+    took = [float(re.search(r"tensor cores take ([\d.]+) ms", told)[1]) for told in (sdpa, naive)]
+    assert took[1] == pytest.approx(2 * took[0], rel=0.05) and "hidden scores included" in naive
 
 
 def test_with_nothing_recorded_it_still_teaches(tmp_path):
@@ -372,6 +380,10 @@ def test_a_page_shows_the_path_to_its_step_and_counts_all_of_it_at_one_clock():
     sdpa, last = (lesson.recorded.measurement(name) for name in ("sdpa", "lpt_scheduler"))
     beside = last.speedup_vs_baseline.median
     assert f"Step 203 lpt_scheduler has {beside:.0%} of SDPA's speed." in told
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts[-2] == f"{last.tflops:.0f} ({beside:.0%})"
+    then = lesson.recorded.as_together(last, sdpa)  # SDPA's line is of the rounds of the bars
+    assert then.day == last.earlier and texts[-1].strip() == f"SDPA {then.measurement('sdpa').tflops:.0f}"
     assert sdpa.clock_ghz != last.clock_ghz
     gpu = limits.gpu_of(lesson.recorded.machine, sdpa)
     made = lesson.compile(lesson.previous).as_dict()

@@ -81,7 +81,7 @@ def test_the_hot_loop_is_the_first_that_multiplies_and_exponentiates():
 
 def test_waves_share_registers_and_lds():
     """Of 512 registers a lane on each of four SIMDs, in units of 8; of 160 or 64 KiB of LDS; at most 8 waves a SIMD."""
-    assert blocks_per_multiprocessor("gfx950", 256, 254, 65536) == (2, "registers")
+    assert blocks_per_multiprocessor("gfx950", 256, 254, 65536) == (2, "registers and shared memory")
     assert blocks_per_multiprocessor("gfx950", 256, 257, 0) == (1, "registers")
     assert blocks_per_multiprocessor("gfx950", 256, 128, 98304) == (1, "shared memory")
     assert blocks_per_multiprocessor("gfx942", 256, 128, 32768) == (2, "shared memory")

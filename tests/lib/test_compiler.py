@@ -133,7 +133,8 @@ def test_a_cache_that_cannot_be_written_is_no_harm(monkeypatch):
 def test_occupancy_by_hand():
     # 255 registers are given out as 256, to 8 warps of 32: 65536, all that an SM has.
     assert blocks_per_multiprocessor("sm_90", 256, 255, 83040) == (1, "registers")
-    assert blocks_per_multiprocessor("sm_90", 256, 128, 83040) == (2, "registers")
+    assert blocks_per_multiprocessor("sm_90", 256, 128, 64 * 1024) == (2, "registers")
+    assert blocks_per_multiprocessor("sm_90", 256, 128, 83040) == (2, "registers and shared memory")
     # 228 KiB hold one block of 150 KiB; 100 KiB hold three of 32 KiB, each with 1 KiB for the system.
     assert blocks_per_multiprocessor("sm_90", 128, 64, 150 * 1024) == (1, "shared memory")
     assert blocks_per_multiprocessor("sm_120", 128, 64, 32 * 1024) == (3, "shared memory")
@@ -155,7 +156,7 @@ def test_the_systems_shared_memory_is_not_counted_twice():
 @same_compilers
 def test_occupancy_of_a_kernel():
     two_blocks = get_step("occupancy").compile(EVEN, "sm_90")
-    assert two_blocks.occupancy == (2, "registers")
+    assert two_blocks.occupancy == (2, "registers and shared memory")
     assert two_blocks.occupancy_percent == 100 * 2 * (256 / 32) / 64  # of the 64 warps that an SM of sm_90 holds
 
 

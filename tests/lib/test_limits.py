@@ -49,6 +49,7 @@ def test_limit_by_hand():
     assert found.overlapped and found.seconds == 1024 and found.bound == "tensor cores"
     alone = limit(FULL, resources(blocks_per_sm=1), RICH)
     assert alone.seconds == 1024 + 528  # one block: its softmax waits for its own matrix product
+    assert alone.terms == {"the products": 1024, "the softmax": 528} and found.terms == {"tensor cores": 1024}
     assert "overlap" in alone.advice
     twice = limit(FULL, resources(kv_tiles=10), RICH)
     assert twice.seconds == 10240
@@ -197,6 +198,7 @@ def test_a_block_begins_and_ends_where_an_sm_holds_no_other():
     without = limit(FULL, resources(blocks_per_sm=1), rich)
     alone = limit(FULL, resources(blocks_per_sm=1, blocks=10), rich)
     assert alone.seconds == without.seconds + 5 * clocks and alone.units == without.units
+    assert alone.terms == without.terms | {"beginnings and ends of blocks": 5 * clocks}
     assert limit(FULL, resources(blocks=10), rich).seconds == limit(FULL, resources(), rich).seconds
     least = min(1 / physics.rate("block") for physics in recorded_physics(RESULTS))  # of all machines recorded
     assert least == pytest.approx(clocks, rel=1e-3)

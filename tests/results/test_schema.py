@@ -133,6 +133,18 @@ def test_the_same_code_is_never_faster_or_slower(ratio):
         assert verdict_of(ratio, mine, before) == timing.verdict(ratio) != "same"
 
 
+def test_a_ratio_has_as_many_digits_as_its_verdict_needs():
+    """Two digits of 0.981 and of 1.016 would say slower and faster."""
+
+    def told(*ratio):
+        return tables.ratio(speedup_of(timing.Spread(*ratio), None, None))
+
+    assert told(0.981, 0.977, 0.985) == "0.981× (0.977–0.985) same"
+    assert told(1.016, 1.011, 1.026) == "1.016× (1.011–1.026) same"
+    assert told(1.023, 1.004, 1.03) == "1.023× (1.004–1.030) faster"
+    assert (told(0.976, 0.966, 0.984), told(1.02, 0.99, 1.04)) == ("0.98× (0.97–0.98) slower", "1.02× (0.99–1.04) same")
+
+
 def test_a_verdict_names_the_predecessor_that_is_not_right_before():
     run = run_of({"sdpa": 1.0, "one": 0.5, "two": 0.5}, code={"one": "abc", "two": "abc"})
     _, one, two = run.steps
