@@ -47,7 +47,7 @@ def draw_banks():
 
 
 def draw_owners():
-    """What each warp holds of S, P and O in steps swizzle (split-KV) and split_q. Returns a matplotlib Figure."""
+    """What each warp holds of S, P and O with split-KV (steps explicit, swizzle) and split-Q. Returns a Figure."""
     from steps import get_step
     from tutorial_lib import drawings
 
@@ -61,7 +61,7 @@ def draw_owners():
             ("output O [query, head_dim]", v.accumulator, output),
         ]
         crossing = drawings.crosses(v.accumulator, v.left, scores)
-        divisions.append((f"{label} (step {name})", pictures, f"crosses between warps, a tile: {crossing}"))
+        divisions.append((label, pictures, f"crosses between warps, a tile: {crossing}"))
     return drawings.owners(divisions)
 
 

@@ -95,7 +95,7 @@ class Lesson:
     def _mine(self, run: Run) -> Measurement | None:
         """What a run holds of this step, compared with what this chapter compares it with."""
         m = run.measurement(self.step.name)
-        if m is None or self.previous is self.step.previous or m.previous == self.previous.name:
+        if m is None or self.previous is None or m.previous == self.previous.name:
             return m
         other = run.measurement(self.previous.name)
         ratio = run.speedup(m, other) if m.tflops and other and other.tflops else None
@@ -142,8 +142,8 @@ class Lesson:
         notes = {"backward": backward_notes, "fp8": fp8_notes}.get(self.step.direction, forward_notes)
         headers, *rows = barrier_rows(notes(self.step, self.problem))
         told = (
-            f"The barriers of step {self.step.label}. A role has the name of its function, and a number. What TMA "
-            "brings is not counted as an arrival: a phase also waits for all bytes that were announced."
+            f"The barriers of step {self.step.label}. A role has the name of its function, and a number. TMA brings "
+            "bytes, which do not count as an arrival: a phase also waits for all bytes that were announced."
         )
         return Page(told, table(headers, rows))
 
@@ -169,8 +169,8 @@ class Lesson:
         problem, without = self._taken_before()
         try:
             before = without_title(written_out(self.previous, problem, self.arch))
-        except Unsupported as error:
-            told = f"{self.step.shown}, because the step before does not take this problem ({error}). "
+        except Unsupported:
+            told = f"{self.step.shown}, because step {self.previous.label} does not run {self.problem.describe()}. "
             return [told + where + ".", code(text)]
         holes = [f"- `{change}`" for change in dataclasses.replace(self.step, previous=self.previous).key_changes()]
         changes = "\n".join(["What changes:", "", *holes])
@@ -218,7 +218,8 @@ class Lesson:
                 rows.append(
                     [f"{name} (deleted)", gone.change, m.previous, None, None, tables.tflops(m), tables.vs_previous(m)]
                 )
-        headers = ["", "what it does", "builds on", "registers", "spilled, bytes", "TFLOPS", "vs what it builds on"]
+        headers = ["", "what it does", "builds on", "registers", "spilled, bytes", "TFLOPS"]
+        headers.append("vs what it builds on, or is named")
         where = f"TFLOPS were recorded: {tables.origin(self.recorded)}." if self.recorded else ""
         ratios = [m.speedup_vs_previous for piece in (self.step, *pieces) if (m := self.known(piece)) and m.tflops]
         if where and any(ratio and ratio.earlier for ratio in ratios):
@@ -504,7 +505,9 @@ class Lesson:
             return Page(f"Nothing to show: {self.step.unsupported(self.problem, self.arch) or 'it does not compile'}.")
         rows = [[name, *(resources[key] for _, resources in compared)] for name, key in FIGURES]
         kinds = list(dict.fromkeys(k for _, r in compared for k, count in (r["hot_loop"] or {}).items() if count))
-        rows += [[f"hot loop: {kind}", *((r["hot_loop"] or {}).get(kind, 0) for _, r in compared)] for kind in kinds]
+        for kind in kinds:
+            counts = ((r["hot_loop"] or {}).get(kind, 0) for _, r in compared)
+            rows.append([f"hot loop: {AMERICAN.get(kind, kind)}", *counts])
         counted = self._counted([s for s, _ in compared])
         rows += counted
         shown = _most_changed(rows) if len(compared) == 2 else rows[:SHOWN]
@@ -688,7 +691,9 @@ PLAIN = {  # features that a problem can do without, and its fields then
 }
 AROUND = 3  # lines around what changed
 BLOCKS = 4  # that compute a head, of which one is drawn
+AMERICAN = {"synchronisation": "synchronization"}  # kinds of instructions that records spell otherwise
 FINDINGS = 2  # of the simulator that are shown whole
+CALLER = re.compile(r" < (?=[\w.]+:\d+ )")  # in what the simulator tells; a line of code compares with " < ", too
 
 
 def _examined(step: WrittenStep, problem: Problem, seed: int | None) -> str:
@@ -696,7 +701,7 @@ def _examined(step: WrittenStep, problem: Problem, seed: int | None) -> str:
     wrong, _, _ = Examination(step, problem, 0).under(seed)
     if not wrong:
         return "```\nCorrect: no race, no missing fence, no deadlock was found.\n```"
-    told = [plainly(found).replace(" < ", "\n      called at ") for found in wrong]
+    told = [CALLER.sub("\n      called at ", plainly(found)) for found in wrong]
     rest = [f"... and {len(told) - FINDINGS} more."] if len(told) > FINDINGS + 1 else told[FINDINGS:]
     return "```\n" + "\n".join([*told[:FINDINGS], *rest]) + "\n```"
 

@@ -28,7 +28,7 @@ class Wait(NamedTuple):
 
 LINE = re.compile(
     r"^  (?P<role>.+) waits for [\w.]*?(?P<barrier>\w+)\[\d+\] with parity \d "
-    r"\(\d+ phases complete, (?P<missing>\d+) of \d+ arrivals missing(, (?P<bytes>-?\d+) bytes)?",
+    r"\(\d+ phases? complete, (?P<missing>\d+) of \d+ arrivals missing(, (?P<bytes>-?\d+) bytes)?",
     re.MULTILINE,
 )
 

@@ -56,7 +56,7 @@ EXERCISE = InKernel(
     hints=(
         "All QK products of these queries have ended, so their slot can be released at once. The next product needs "
         "two things that TMA brings: tile query_iteration + 1 of the queries and tile iteration + 1 of the keys.",
-        "Behind a block's last tile nothing more comes. Who waits for it waits forever, so both waits stand under "
+        "After a block's last tile nothing more arrives. A wait for it would never end, so both waits belong under "
         "`if more`. The product itself is begun in any case.",
         "Two products are under way then: the last PV product, which is older, and the next QK product. "
         "warpgroup_mma_wait(1, deps=[accumulator]) waits for the older alone. Then the slot of V, iteration, is empty.",

@@ -55,7 +55,7 @@ EXERCISE = InKernel(
             "its own `full` what it gets.",
         ),
         (
-            r"a deadlock.*barriers.there\[\d\] with parity 1 \(1 phases",
+            r"a deadlock.*barriers.there\[\d\] with parity 1 \(1 phases? ",
             "The first wait for `there` passes at once, and so each later one waits for a phase too many. A fresh "
             "`empty` counts as free; a fresh `there` does not, because the other CTA tells of the first use, too.",
         ),

@@ -31,7 +31,7 @@ def produce(arrays, tiles, barriers, work):
 """
 EARLY = (
     "Nothing is wrong with this producer, because it waits for a slot of the keys before it waits for one of the "
-    "values. With a producer that fetches the values first, the simulator finds a mistake. Release each slot behind "
+    "values. With a producer that fetches the values first, the simulator finds a mistake. Release each slot after "
     "the product that reads it, and rely on nobody's order."
 )
 LATE = {
@@ -150,7 +150,7 @@ EXERCISE = InKernel(
         ),
         (
             r"a deadlock.*# source.*iteration \+= 1\s+release\(",
-            "Behind `iteration += 1` the number `iteration` is that of the next tile, so a slot of the values or of "
+            "After `iteration += 1` the number `iteration` is that of the next tile, so a slot of the values or of "
             "the keys is released that has not been read.",
         ),
         (
@@ -165,9 +165,9 @@ EXERCISE = InKernel(
     hints=(
         "Two calls are missing, one for the keys and one for the values. Which instruction is the last that reads the "
         "keys of this iteration?",
-        "A product reads its tile from its beginning to its end. It has ended behind its `warpgroup_mma_wait`.",
-        "`release(barriers.key_empty, iteration, STAGES)` stands directly behind the wait for the scores, "
-        "`release(barriers.value_empty, iteration, STAGES)` directly behind the wait for the output.",
+        "A product reads its tile from its beginning to its end. It has ended when its `warpgroup_mma_wait` returns.",
+        "`release(barriers.key_empty, iteration, STAGES)` comes directly after the wait for the scores, "
+        "`release(barriers.value_empty, iteration, STAGES)` directly after the wait for the output.",
     ),
     solution=SOLUTION,
     wrong=(

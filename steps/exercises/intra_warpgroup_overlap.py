@@ -94,7 +94,7 @@ EXERCISE = InKernel(
         "product is under way; products end in the order in which they were begun, so the scores are there. Then the "
         "slot of K is free.",
         "Before anything touches `accumulator`, and before the slot of V is released, the second product must have "
-        "ended: `accumulator = warpgroup_mma_wait(0, deps=[accumulator])`, behind the weights. Only then rescale.",
+        "ended: `accumulator = warpgroup_mma_wait(0, deps=[accumulator])`, after the weights. Only then rescale.",
     ),
     solution="""
 def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_sum, accumulator, scale):

@@ -51,7 +51,7 @@ EXERCISE = InKernel(
         "For its n-th turn consumer 1 waits for phase n of its barrier, so the parity is n & 1. A fresh barrier lets a "
         "wait for parity 1 pass. Consumer 0 has the first turn with nobody before it: it waits for the other parity.",
         "mbarrier.wait(barriers.turns.index(warpgroup), n & 1 ^ FIRST) before the first product, where FIRST is 1 for "
-        "consumer 0 and else 0. Behind both: mbarrier.arrive(barriers.turns.index((warpgroup + 1) % WARPGROUPS), "
+        "consumer 0 and else 0. After both: mbarrier.arrive(barriers.turns.index((warpgroup + 1) % WARPGROUPS), "
         "count=1).",
     ),
     solution="""

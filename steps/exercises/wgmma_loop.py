@@ -5,7 +5,7 @@ from tutorial_lib.exercises import Wrong
 
 AT_ONCE = (
     "The numbers are right, but a product is not begun and waited for: with `is_async=False` the compiler puts a wait "
-    "behind it. Begin both products with `is_async=True`, and write both waits yourself."
+    "after it. Begin both products with `is_async=True`, and write both waits yourself."
 )
 NOT_MET = (
     "Nothing was found, but the warpgroups do not meet between the wait for the PV product and the request to TMA. "
@@ -25,7 +25,7 @@ def nothing_behind_the_end(run, problem) -> str | None:
             asked[block] = asked.get(block, 0) + 1
     if max(asked.values()) > 1 + 2 * (problem.seq_len_kv // KEYS):
         return (
-            "the numbers are right, but TMA is asked for tiles behind the last one. Nobody waits for them, and a block "
+            "the numbers are right, but TMA is asked for tiles after the last one. Nobody waits for them, and a block "
             "may not end while TMA still writes to its shared memory: ask only if there is a tile `j + STAGES`."
         )
     return None
@@ -63,7 +63,7 @@ EXERCISE = InKernel(
         ),
         (
             r"does not wait for this product|used before it is waited for|NoneType",
-            "A product is used before it has ended. `warpgroup_mma` returns at once; the numbers are there behind a "
+            "A product is used before it has ended. `warpgroup_mma` returns at once; the numbers are there after a "
             "wait that leaves no product under way.",
         ),
         (
@@ -90,7 +90,7 @@ EXERCISE = InKernel(
         "the second gives numbers that may be used.",
         "`scores = warpgroup_mma_wait(0, deps=[scores])`, and the same for the output. The QK product starts from "
         "nothing (`use_acc=False`), the PV product adds to `accumulator`.",
-        "Behind the PV product: `gl.barrier()`, so that both warpgroups have read the tile. Then, if j + STAGES < "
+        "After the PV product: `gl.barrier()`, so that both warpgroups have read the tile. Then, if j + STAGES < "
         "end, `fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)`.",
     ),
     solution="""
@@ -167,7 +167,7 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
         ),
         Wrong(
             "tiles behind the last one",
-            "asked for tiles behind the last one",
+            "asked for tiles after the last one",
             old="if j + STAGES < end:",
             new="if True:",
         ),
@@ -187,6 +187,6 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
             behind="fetch_both(",
         ),
     ),
-    debrief="A product has ended behind its wait, for the warpgroup that waits. Before its slot is filled again, all "
+    debrief="A product has ended after its wait, for the warpgroup that waits. Before its slot is filled again, all "
     "warpgroups must have read it: here they meet in every iteration.",
 )

@@ -243,7 +243,7 @@ def barrier_rows(notes: Notes) -> list[tuple]:
         known = rows.setdefault(called(notes, buffer), row)
         known.arrive |= row.arrive
         known.wait |= row.wait
-    found = [("barrier", "slots", "arrivals", "who arrives", "who waits, for which parity first")]
+    found = [("barrier", "slots", "arrivals", "who arrives", "who waits, and the parity of the first wait")]
     counted: dict[tuple, Row] = {}  # those that the same roles add to are one row
     for (name, _), row in notes.counts.items():
         counted.setdefault((name, *sorted(row.arrive)), row).wait |= row.wait

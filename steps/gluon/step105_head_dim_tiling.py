@@ -33,7 +33,7 @@ from steps.gluon.variant import Schedule
 SHARED_KV_BUFFER = step103_stages.STEP.evolve(
     name="shared_kv_buffer",
     title="One buffer for K and V",
-    change="K and V share two buffers: one is filled while the other is used.",
+    change="K and V have one buffer each: one is filled while the other is used.",
     inside="head_dim_tiling",
     default_problem=few_heads(256),
     share_keys_values=True,

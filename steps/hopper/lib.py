@@ -33,7 +33,7 @@ class Arrays(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings."""
+    """Tiles in shared memory. query, output: a slot a warpgroup, or one for both; key, value: rings."""
 
     query: object
     key: object
@@ -42,7 +42,7 @@ class Tiles(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it."""
+    """mbarriers of a slot: full when TMA has filled it; empty, if any, when all warpgroups have read it."""
 
     query_full: object
     query_empty: object
@@ -207,13 +207,13 @@ class Free(Pieces):
 
 @gluon.jit
 def say_free(barriers, query_iteration, variant: gl.constexpr):
-    """This warpgroup needs the slot of its queries no more."""
+    """This warpgroup no longer needs the slot of its queries."""
     release(barriers.query_empty, query_iteration, variant.query_stages)
 
 
 @gluon.jit
 def say_free_once_stored(barriers, query_iteration, variant: gl.constexpr):
-    """This warpgroup needs the slot of its queries no more, once TMA has read the output from there."""
+    """This warpgroup no longer needs the slot of its queries, once TMA has read the output from there."""
     tma.store_wait(0)
     release(barriers.query_empty, query_iteration, variant.query_stages)
 

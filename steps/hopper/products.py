@@ -162,8 +162,8 @@ def link(
     Returns (scores, accumulator).
     """
     STAGES: gl.constexpr = variant.stages
-    # The first product for the next queries is issued behind the last for these, and runs while these are
-    # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
+    # The first product for the next queries is issued after the last for these, and runs while these are
+    # stored. After the very last queries it is wasted: with a branch around it the compiler would wait at once.
     if more:
         await_tile(barriers.query_full, query_iteration + 1, variant.query_stages)
         await_tile(barriers.key_full, iteration + 1, STAGES)

@@ -9,7 +9,7 @@ tutorial's step also has its PTX rewritten, by a hook in Triton: descriptors of 
 barriers between warps that nothing needs may go.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
-barrier     slots  arrivals  who arrives     who waits, for which parity first
+barrier     slots  arrivals  who arrives     who waits, and the parity of the first wait
 key_full    2      1         all warps, TMA  all warps: 0
 query_full  1      1         all warps, TMA  all warps: 0
 value_full  2      1         all warps, TMA  all warps: 0
@@ -56,13 +56,13 @@ WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, 
 
 # Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box.
 Arrays = namedtuple("Arrays", "query key value")
-# mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it.
+# mbarriers of a slot: full when TMA has filled it; empty, if any, when all warpgroups have read it.
 Barriers = namedtuple("Barriers", "query_full key_full value_full")
 # What is to be computed.
 Work = namedtuple("Work", "heads tiles_a_head")
 # A tile of queries. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are.
 QueryTile = namedtuple("QueryTile", "row kv_head batch seq_len_kv")
-# Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings.
+# Tiles in shared memory. query, output: a slot a warpgroup, or one for both; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
 
 

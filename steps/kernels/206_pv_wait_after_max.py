@@ -9,7 +9,7 @@ tutorial's step also has its PTX rewritten, by a hook in Triton: descriptors of 
 barriers between warps that nothing needs may go.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
-barrier      slots  arrivals  who arrives           who waits, for which parity first
+barrier      slots  arrivals  who arrives           who waits, and the parity of the first wait
 key_empty    2      2         consume 0, consume 1  produce 2: 1
 key_full     2      1         produce 2, TMA        consume 0: 0, consume 1: 0
 query_empty  2      2         consume 0, consume 1  produce 2: 1
@@ -65,9 +65,9 @@ WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, 
 Arrays = namedtuple("Arrays", "query key value output")
 # What is to be computed. order, starts: the tiles of block b are order[starts[b] : starts[b + 1]].
 Work = namedtuple("Work", "order starts heads tiles_a_head seq_len_kv")
-# Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings.
+# Tiles in shared memory. query, output: a slot a warpgroup, or one for both; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
-# mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it.
+# mbarriers of a slot: full when TMA has filled it; empty, if any, when all warpgroups have read it.
 Barriers = namedtuple("Barriers", "query_full query_empty key_full key_empty value_full value_empty")
 # A tile of queries. row: of its first query. seq_len_kv: how many keys there are.
 QueryTile = namedtuple("QueryTile", "row seq_len_kv")
@@ -207,10 +207,10 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
         # Which tile of queries comes behind this one.
         n = n + 1
-        # This warpgroup needs the slot of its queries no more.
+        # This warpgroup no longer needs the slot of its queries.
         mbarrier.arrive(barriers.query_empty.index(query_iteration % QUERY_STAGES), count=1)
-        # The first product for the next queries is issued behind the last for these, and runs while these are
-        # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
+        # The first product for the next queries is issued after the last for these, and runs while these are
+        # stored. After the very last queries it is wasted: with a branch around it the compiler would wait at once.
         if n < last:
             awaited = query_iteration + 1
             mbarrier.wait(barriers.query_full.index(awaited % QUERY_STAGES), awaited // QUERY_STAGES & 1)

@@ -12,7 +12,7 @@ Roles are called by their functions, with a number. TMA arrives when its bytes a
 memory: who waits for one polls it until all have added to it (release, acquire). That ends because blocks begin in the
 order of their numbers. The kernel before is awaited by griddepcontrol.wait, and launch_dependents lets the next one
 begin.
-barrier         slots  arrivals  who arrives           who waits, for which parity first
+barrier         slots  arrivals  who arrives           who waits, and the parity of the first wait
 d_output_empty  2      2         consume 0, consume 1  consume 0: 1, consume 1: 1, produce 2: 1
 d_output_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
 d_scores_full   2      2         consume 0, consume 1  consume 0: 1, consume 1: 1

@@ -10,7 +10,7 @@ Roles are called by their functions, with a number. TMA arrives when its bytes a
 is complete. Both CTAs of a cluster share key_full, query_full, value_full: there Triton doubles the arrivals that the
 kernel asks for, as each CTA arrives, and only CTA 0 waits. At the cluster barrier all warps of both wait for each
 other; the first time is behind the initialization of barriers, where the compiler puts it.
-barrier          slots  arrivals  who arrives                                  who waits, for which parity first
+barrier          slots  arrivals  who arrives                                  who waits, and the parity of the first wait
 key_full         2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
 output_full      1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
 query_full       1      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
@@ -75,7 +75,7 @@ OUTPUT = gl.constexpr(
     [4, 0], [8, 0], [16, 0]], warp_bases=[[32, 0], [64, 0]], block_bases=[[128, 0]], shape=[256, 64]),
 )  # fmt: skip
 
-# Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings.
+# Tiles in shared memory. query, output: a slot a warpgroup, or one for both; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
 # Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box.
 Arrays = namedtuple("Arrays", "query key value output")

@@ -302,6 +302,15 @@ def test_an_edited_kernel_is_shown_and_judged():
     assert "Correct: no race" in words(lesson.edited(("used = iteration", "used = 0 + iteration"), length=300))
     with pytest.raises(ValueError, match="must stand in the kernel once, not 0 times"):
         lesson.edited(("nothing of the kind", ""))
+    told = words(Lesson("explicit").edited(("async_copy.wait_group(STAGES - 1)", "pass"), length=192))
+    assert "mask=(row < limit - first)" in told and "\n      called at kernel:" in told  # not every " < " is a caller
+
+
+def test_where_holds_no_ratio_to_another_step():
+    """Many records compare step split_epilogue with a variant, and some time it beside the step before, too."""
+    rows = words(Lesson("split_epilogue").where())
+    assert "| 16 | 256 | fp16 | causal |" in rows and "| 32 | 64 | fp16 | full |" not in rows
+    assert "| 32 | 64 | fp16 | full |" in words(Lesson("split_epilogue", before="warpgroup_causal_bound").where())
 
 
 PAGES = {  # what is called -> what its words hold, and what they do not

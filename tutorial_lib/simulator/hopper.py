@@ -83,7 +83,7 @@ class MBarrier:
         return (self.phase & 1) != parity
 
     def describe(self, parity: int) -> str:
-        told = f"{self.phase} phases complete, {self.pending} of {self.count} arrivals missing"
+        told = f"{self.phase} phase{'s' * (self.phase != 1)} complete, {self.pending} of {self.count} arrivals missing"
         told += f", {self.bytes} bytes missing" if self.bytes else ""
         return f"{self.block.name_of(self.buffer, self.index)} with parity {parity} ({told})"
 
