@@ -132,6 +132,11 @@ class Variant:
         return False
 
     @property
+    def panel_columns(self) -> int:
+        """Columns of Q and K that TMA brings at once."""
+        return self.head_dim
+
+    @property
     def packed(self) -> bool:
         """Whether sequences are packed into one tensor."""
         return False

@@ -33,4 +33,5 @@ class BlockShape:
 
 # --- Gluon ---
 
+IN_PANELS = 192  # columns of tiles of Q and K that lie in panels (``steps.hopper.panels``); others are powers of two
 GLUON_WIDE_HEAD_DIM = 256  # beyond it, eight warps share a block, as the output of four would not fit in registers

@@ -139,12 +139,14 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
         step = replace(step, pairs=False)
     variant = step.variant(problem)
     left_out += [REWRITTEN] if variant.rewrite else []
+    boxes = {"columns": variant.panel_columns, "value_columns": variant.value_dim}
+    boxes |= {"output_columns": variant.output_columns}
     values = of_order(step.order_for(problem), problem, variant.tile) | {
         "ragged": variant.ragged,
         "own_rows": variant.rows,
         "tma": True,
-        "columns": Raw("D") if variant.head_dim == problem.head_dim else variant.head_dim,
-        "output_columns": Raw("D") if variant.output_columns == problem.head_dim else variant.output_columns,
+        **{name: Raw("D") if width == problem.head_dim else width for name, width in boxes.items()},
+        "one_box": variant.panel_columns == variant.value_dim and variant.shared_key == variant.shared_value,
         "warps": variant.warps,
         "ctas": variant.ctas,
     }

@@ -81,7 +81,7 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
         raise Unsupported(f"step {step.label} has no kernel of its own to export: it {what}")
     if reason := step.unsupported(problem, arch):
         raise Unsupported(f"step {step.label}: {reason}")
-    for name in ("lengths", "sinks", "head_dim_v"):
+    for name in ("lengths", "sinks"):
         if name in problem.features:
             raise Unsupported(f"step {step.label} cannot be exported: its own problem has {FEATURES[name]}")
     launch = launch_of(step.configured(problem, arch), problem, arch)
@@ -107,7 +107,8 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str,
     language = {"cutile": "cuTile", "triton": "Triton"}.get(step.backend, "Gluon")
     mask = [f"a sliding window of {problem.window}"] if problem.window else ["a causal mask"] if problem.causal else []
     mask += [f"a soft cap of {problem.softcap}"] if problem.softcap else []
-    compiled_in = [f"head_dim {problem.head_dim}", problem.dtype, " and ".join(mask) or "no mask"]
+    widths = f"head_dim {problem.head_dim}" + (f" (of v and o {problem.head_dim_v})" if problem.head_dim_v else "")
+    compiled_in = [widths, problem.dtype, " and ".join(mask) or "no mask"]
     if problem.group_size > 1:
         compiled_in += [f"{problem.group_size} query heads for each head of keys and values"]
     compiled_in += [f"pages of {problem.page_size}"] if problem.page_size else []
@@ -161,6 +162,7 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
         other_gpu = f"torch.cuda.get_device_capability() != {(int(arch[3:-1]), int(arch[-1]))}"
     return {
         "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v,
         "dtype": Raw(f"torch.{problem.dtype}"),
         "causal": problem.causal,
         "group_size": problem.group_size,
@@ -173,6 +175,7 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
         "outputs": OUTPUTS[step.direction],
         "shape_q": (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim),
         "shape_k": keys,
+        "shape_v": (*keys[:3], problem.value_dim),
         "needs": Raw(gpu(arch)),
         "other_gpu": Raw(other_gpu),
         "inputs": Raw(INPUTS[step.direction]),

@@ -54,6 +54,8 @@ class Variant:
     ctas: ClassVar[int] = 1
     window: ClassVar[None] = None
     packed: ClassVar[bool] = False
+    in_panels: ClassVar[bool] = False
+    panels: ClassVar[int] = 1
     rewrite: ClassVar[bool] = True
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from steps.core.rules import rule_for, shared_kib
 from steps.core.step import DEFAULT_ARCH
-from steps.core.tiles import Tile
+from steps.core.tiles import IN_PANELS, Tile
 from tutorial_lib.architectures import KIB
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
@@ -33,6 +33,15 @@ def wide(problem: Problem) -> bool:
 
 def wide_and_masked(problem: Problem) -> bool:
     return wide(problem) and problem.causal
+
+
+def in_panels(problem: Problem) -> bool:
+    """Tiles of Q and K lie in panels (``steps.hopper.panels``): q and k have 129 to 192 columns, and v has 128 at most.
+
+    So shared memory holds two tiles of 128 keys and values each. Where tiles of Q and K have 256 columns, it holds two
+    of 64.
+    """
+    return problem.value_dim <= 128 < problem.head_dim <= IN_PANELS
 
 
 def up_to_64(problem: Problem) -> bool:

@@ -25,8 +25,9 @@ class TmaStep(FusedStep):
     Its skeleton offers ``kernel``, ``variant`` and ``compute_warps``. A variant has ``tile``, ``rows`` (queries of a
     warpgroup), ``warpgroups``, ``warps`` (that a block begins with), ``ctas`` (blocks that work together; a grid counts
     them as one), ``neighbours`` (blocks of which Triton does not know that they share a tile; a grid counts each),
-    ``rewrite`` (whether its PTX is rewritten), ``output_columns``, ``shared`` (the layout of tiles of queries and
-    outputs), ``shared_key``, ``shared_value`` and ``lse``.
+    ``rewrite`` (whether its PTX is rewritten), ``panel_columns`` (of Q and K, which TMA brings at once),
+    ``output_columns``, ``shared`` (the layout of tiles of queries and outputs), ``shared_key``, ``shared_value`` and
+    ``lse``.
     """
 
     @property
@@ -209,7 +210,7 @@ def arguments(q, k, v, o, problem: Problem, scale: float, order, variant) -> tup
     order: order and starts, see ``steps.core.order``; what follows them is not read here.
     """
     describe = described if problem.lengths is None else packed.described
-    keys, queries, columns = variant.tile.key, variant.rows, variant.head_dim
+    keys, queries, columns = variant.tile.key, variant.rows, variant.panel_columns
     return (
         describe(q, queries, columns, variant.shared),
         describe(k, keys, columns, variant.shared_key),

@@ -18,6 +18,7 @@ from steps.core.fused import Pieces
 from steps.gluon.softmax import tiles_to_visit
 from steps.hopper.packed import corner, corner_kv, find, hear_task, room_for_task, tell_task
 from steps.hopper.pairs import fetch_as_pair, meet
+from steps.hopper.panels import fetch_panels, panels_in, room_of_panels
 from tutorial_lib import meetings
 
 NO_MEETINGS = gl.constexpr(f"{meetings.MARK}\n mov.b32 $0, 0;")
@@ -128,11 +129,15 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
 def rooms(dtype: gl.constexpr, variant: gl.constexpr):
     """Slots in shared memory for tiles of queries, keys, values and the output."""
     WARPGROUPS: gl.constexpr = variant.warpgroups
-    QUERIES: gl.constexpr = [variant.query_stages * WARPGROUPS] + variant.outer + [variant.rows, variant.head_dim]  # noqa: RUF005
-    KEYS: gl.constexpr = [variant.stages] + variant.outer + [variant.tile.key, variant.head_dim]  # noqa: RUF005
+    if variant.in_panels:
+        queries = room_of_panels(dtype, variant.query_stages * WARPGROUPS, variant.rows, variant)
+        keys = room_of_panels(dtype, variant.stages, variant.tile.key, variant)
+    else:
+        QUERIES: gl.constexpr = [variant.query_stages * WARPGROUPS] + variant.outer + [variant.rows, variant.head_dim]  # noqa: RUF005
+        KEYS: gl.constexpr = [variant.stages] + variant.outer + [variant.tile.key, variant.head_dim]  # noqa: RUF005
+        queries = gl.allocate_shared_memory(dtype, QUERIES, variant.shared)
+        keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
     VALUES: gl.constexpr = [variant.stages] + variant.outer + [variant.tile.key, variant.value_dim]  # noqa: RUF005
-    queries = gl.allocate_shared_memory(dtype, QUERIES, variant.shared)
-    keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
     values = gl.allocate_shared_memory(dtype, VALUES, variant.shared)
     outputs = variant.output_to.room(queries, variant)
     return Tiles(queries, keys, values, outputs)
@@ -552,10 +557,13 @@ def fetch_queries(arrays, tiles, barriers, head, batch, row, query_iteration, va
     WARPGROUPS: gl.constexpr = variant.warpgroups
     query_stage = query_iteration % variant.query_stages
     full = barriers.query_full.index(query_stage)
-    mbarrier.expect(full, WARPGROUPS * arrays.query.nbytes_per_cta)
+    mbarrier.expect(full, WARPGROUPS * variant.panels * arrays.query.nbytes_per_cta)
     for warpgroup in gl.static_range(WARPGROUPS):
         at = corner(batch, head, own_row(row, query_iteration, warpgroup, variant), 0, variant)
-        tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
+        if variant.in_panels:
+            fetch_panels(arrays.query, tiles.query, full, at, query_stage * WARPGROUPS + warpgroup, variant)
+        else:
+            tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
 
 
 @gluon.jit
@@ -574,7 +582,12 @@ def fetch_key_and_value(arrays, tiles, barriers, kv_head, batch, row, iteration,
     stage = iteration % variant.stages
     used = iteration // variant.stages & 1 ^ 1
     mbarrier.wait(barriers.key_empty.index(stage), used)
-    fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, row, stage, variant)
+    if variant.in_panels:
+        full = barriers.key_full.index(stage)
+        mbarrier.expect(full, variant.panels * arrays.key.nbytes_per_cta)
+        fetch_panels(arrays.key, tiles.key, full, [batch, kv_head, row, 0], stage, variant)
+    else:
+        fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, row, stage, variant)
     mbarrier.wait(barriers.value_empty.index(stage), used)
     fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, row, stage, variant)
 
@@ -601,7 +614,10 @@ def fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, iteration, v
 def query_of(queries, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
     """A warpgroup's queries [query, head_dim] of tile ``query_iteration`` of the queries."""
     index = query_iteration % variant.query_stages * variant.warpgroups + warpgroup
-    return queries.index(index).reshape([variant.rows, variant.head_dim])
+    if variant.in_panels:
+        return panels_in(queries, index, variant.rows, variant)
+    else:
+        return queries.index(index).reshape([variant.rows, variant.head_dim])
 
 
 # --- where a warpgroup stops under a causal mask ---

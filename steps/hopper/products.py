@@ -23,6 +23,7 @@ from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import store_lse
 from steps.hopper.lib import await_tile, in_place_of_queries, own_row, query_of, release, room_of_its_own
 from steps.hopper.packed import corner
+from steps.hopper.panels import issue_scores_of_panels, panels_in
 from steps.hopper.pieces import issue_pieces, issue_scores_of_pieces, no_pieces, rescale_pieces, store_pieces
 from steps.hopper.softmax import by_row
 
@@ -52,13 +53,17 @@ def left_in_shared(query, variant: gl.constexpr):
 def issue_scores(query, keys, iteration, variant: gl.constexpr):
     """Begin the QK product [query, key]. K and Q lie in shared memory."""
     none = gl.full([variant.rows, variant.tile.key], 0.0, gl.float32, variant.accumulator)
-    key = keys.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
-    if variant.in_pieces:
-        FIRST: gl.constexpr = variant.pieces[0]
-        left, right = query.slice(0, FIRST, 1), query.slice(FIRST, variant.pieces[1], 1)
-        return issue_scores_of_pieces(left, right, key, none, variant)
+    if variant.in_panels:
+        key = panels_in(keys, iteration % variant.stages, variant.tile.key, variant)
+        return issue_scores_of_panels(query, key, none, variant)
     else:
-        return warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
+        key = keys.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
+        if variant.in_pieces:
+            FIRST: gl.constexpr = variant.pieces[0]
+            left, right = query.slice(0, FIRST, 1), query.slice(FIRST, variant.pieces[1], 1)
+            return issue_scores_of_pieces(left, right, key, none, variant)
+        else:
+            return warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -129,7 +134,9 @@ def issue_output(weights, values, iteration, accumulator, variant: gl.constexpr)
 @gluon.jit
 def await_output(accumulator, scores_under_way: gl.constexpr, variant: gl.constexpr):
     """Wait for the PV product, until no more than so many QK products, begun behind it, are under way."""
-    UNDER_WAY: gl.constexpr = (2 if variant.in_pieces else 1) * scores_under_way
+    UNDER_WAY: gl.constexpr = (
+        2 if variant.in_pieces else variant.panels if variant.in_panels else 1
+    ) * scores_under_way
     if variant.output_in_pieces:
         first, second = accumulator
         return warpgroup_mma_wait(UNDER_WAY, deps=[first, second])

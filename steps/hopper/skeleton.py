@@ -10,11 +10,11 @@ from steps.core.fused import hole
 from steps.core.order import NATURAL, TAKEN, Order
 from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
-from steps.core.tiles import Tile
+from steps.core.tiles import IN_PANELS, Tile
 from steps.hopper import ahead, epilogue_overlap, kernel, lib, one_by_one, producer
 from steps.hopper import products as by_wgmma
 from steps.hopper import softmax as scores
-from steps.hopper.conditions import STAGES, launched, next_queries_fit
+from steps.hopper.conditions import STAGES, in_panels, launched, next_queries_fit
 from steps.hopper.launching import TmaStep
 from steps.hopper.variant import (
     GROUP_WARPS,
@@ -45,7 +45,7 @@ class HopperStep(TmaStep):
     ends: where a warpgroup stops under a causal mask. walk: in which order a warpgroup that stops at its own end visits
     the tiles of keys.
     output_to: from where in shared memory the output leaves. queries: where Q is for its products; always in shared
-    memory where tiles are taken one by one and the next queries fit. free: when the slot of Q is free.
+    memory in panels, and where tiles are taken one by one and the next queries fit. free: when the slot of Q is free.
     softmax: with the wait for the PV product in it. sums: of rows. highest: the largest score of a row.
     pairs: two blocks on neighbouring SMs share what TMA brings of keys and values.
     hold: whether the warps of a group meet, and what holds the order of instructions where they do not. Where tiles are
@@ -102,6 +102,12 @@ class HopperStep(TmaStep):
             return reason
         return "takes no values wider than keys" if problem.value_dim > problem.head_dim else None
 
+    def in_tiles(self, problem: Problem) -> Problem:
+        """As ``Step.in_tiles``; tiles in panels have ``IN_PANELS`` columns."""
+        if in_panels(problem):
+            return replace(problem, head_dim=IN_PANELS, scale=problem.effective_scale)
+        return super().in_tiles(problem)
+
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
         return (rule_for("hopper", self.in_tiles(problem), DEFAULT_ARCH).name,)
 
@@ -126,6 +132,7 @@ class HopperStep(TmaStep):
         roles = generation is not one_by_one.fmha
         pieces, value_pieces = (pieces_of(d) if step.in_pieces else None for d in (problem.head_dim, problem.value_dim))
         problem = step.in_tiles(problem)
+        panels = in_panels(problem)
         neighbours = PAIR if step.pairs else 1
         tile = Tile(neighbours * step.groups * ROWS, launched(problem).key)
         warpgroup_causal_bound = step.ends.own and problem.causal
@@ -148,7 +155,7 @@ class HopperStep(TmaStep):
             turns=step.turns,
             ends=ends,
             walk=step.walk if downwards else scores.UPWARDS,
-            queries=by_wgmma.SHARED if order.taken and next_queries_fit(problem) else step.queries,
+            queries=by_wgmma.SHARED if panels or (order.taken and next_queries_fit(problem)) else step.queries,
             highest=step.highest,
             softmax=step.softmax,
             sums=step.sums,
@@ -158,7 +165,8 @@ class HopperStep(TmaStep):
             window=problem.window,
             softcap=problem.softcap,
             neighbours=neighbours,
-            pieces=pieces,
+            pieces=None if panels else pieces,
+            panels=problem.head_dim // SWIZZLED if panels else 1,
             value_pieces=value_pieces,
             packed=problem.lengths is not None,
             sinks=problem.sinks,

@@ -27,8 +27,12 @@ than a section should. Where blocks end together anyway, the lists are those of 
 blocks do not come in pairs: there these were slower in a trial, which is not among the records.
 
 ``narrow_values``, inside this step: values that are narrower than keys, as in DeepSeek's latent attention, where q and
-k have 192 columns and v has 128. Tiles of V and of the output are as wide as v. So the QK product takes two pieces, the
-PV product takes one, and the output has room in shared memory as a whole.
+k have 192 columns and v has 128. Tiles of V and of the output are as wide as v. Tiles of Q and K have 192 columns, in
+three panels of 64 (``steps.hopper.panels``), where those of split_head_dim lie in 256. So shared memory holds two tiles
+of 128 keys and values beside the queries, as FlashAttention-3 has them, and not of 64. What is left of it takes half of
+the output.
+
+With other widths tiles of Q and K are powers of two as before, and the output has room as a whole.
 """
 
 import dataclasses
@@ -36,7 +40,9 @@ import dataclasses
 from steps.core.order import DEALT
 from steps.core.problems import FULL
 from steps.hopper import step206_pv_wait_after_max
+from steps.hopper.conditions import in_panels
 from steps.hopper.products import TO_ITS_OWN
+from steps.hopper.softmax import SUM_AT_END, wait_behind_correction
 from tutorial_lib.problem import Problem
 
 STEP = step206_pv_wait_after_max.STEP.evolve(
@@ -78,19 +84,20 @@ BALANCED_TAIL = ALONE.evolve(
 
 
 def fewer_columns(problem: Problem) -> bool:
-    """Tiles of values have fewer columns than those of keys."""
-    return 2 * problem.value_dim <= problem.head_dim
+    """Tiles of values have half the columns of those of keys, or fewer."""
+    return 2 * 2 ** (problem.value_dim - 1).bit_length() <= problem.head_dim
 
 
-# Clusters of two blocks were not tried with values of another width. What step next_softmax_first has inside made no
-# difference in unrecorded runs of an H200: four chains, sums at the end, keys from the diagonal, no meetings.
-APART = BALANCED_TAIL.evolve(only_for=fewer_columns, pairs=False, output_to=TO_ITS_OWN)
+# Clusters of two blocks were not tried with values of another width. In panels the registers hold what they hold at
+# head_dim 128, whose softmax this is.
+PANELS = BALANCED_TAIL.evolve(only_for=in_panels, pairs=False, softmax=wait_behind_correction, sums=SUM_AT_END)
+APART = PANELS.evolve(only_for=fewer_columns, pairs=False, output_to=TO_ITS_OWN)
 
 NARROW_VALUES = APART.evolve(
     previous=BALANCED_TAIL,
     name="narrow_values",
     title="Values narrower than keys",
-    change="Tiles of V and of the output are as wide as V: 128 columns beside 192 of Q and K in latent attention.",
+    change="Tiles are as wide as V, and as Q and K, which lie in panels: in latent attention 128 and 192 columns.",
     inside="kv_multicast",
     default_problem=Problem(
         batch=1, heads=128, seq_len_q=4096, seq_len_kv=4096, head_dim=192, head_dim_v=128, dtype="bfloat16", causal=True

@@ -34,7 +34,7 @@ class Variant:
     """
 
     tile: Tile  # of a block, or of both blocks of a pair
-    head_dim: int  # columns of a tile of Q and K
+    head_dim: int  # columns of a tile of Q and K, of all its panels
     value_dim: int  # columns of a tile of V and of the output
     group_size: int
     causal: bool
@@ -62,6 +62,7 @@ class Variant:
     neighbours: int = 1  # blocks on neighbouring SMs that share what TMA brings of keys and values
     pieces: tuple[int, int] | None = None  # columns of head_dim, where products take them in two pieces
     value_pieces: tuple[int, int] | None = None  # the same of V's columns
+    panels: int = 1  # that Q and K have, of equal width (``steps.hopper.panels``)
     packed: bool = False  # sequences are packed into one tensor
     sinks: bool = False  # every query head has a sink
 
@@ -70,6 +71,8 @@ class Variant:
             raise ValueError("blocks in pairs visit the tiles of keys from the first")
         if self.packed and not (self.schedule.tells and self.neighbours == 1 and not self.in_pieces):
             raise ValueError("packed sequences take persistent blocks, each for itself, and head_dim in one piece")
+        if self.in_panels and (self.packed or self.neighbours > 1 or self.consume is None):
+            raise ValueError("panels take a producer, blocks each for itself, and sequences that are not packed")
 
     @property
     def cache_key(self) -> str:
@@ -80,6 +83,16 @@ class Variant:
     def in_pieces(self) -> bool:
         """Whether the QK product takes head_dim in two pieces (``steps.hopper.pieces``)."""
         return self.pieces is not None
+
+    @property
+    def in_panels(self) -> bool:
+        """Whether tiles of Q and K lie in panels, and the QK product takes one after the other."""
+        return self.panels > 1
+
+    @property
+    def panel_columns(self) -> int:
+        """Columns of Q and K that lie together."""
+        return self.head_dim // self.panels
 
     @property
     def output_in_pieces(self) -> bool:

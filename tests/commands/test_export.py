@@ -222,6 +222,26 @@ def test_a_program_has_what_spare_warps_and_query_heads_apart_need(step, changes
     assert_alike(step, case(step, heads=8, seq_len_kv=200, **{"kv_heads": 8, "causal": False} | changes), launches)
 
 
+@sampled(core=lambda changes: changes.get("head_dim_v") != 160)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"head_dim_v": 128, "kv_heads": 2, "dtype": "bfloat16"},
+        {"head_dim_v": 128, "causal": False},
+        {"head_dim_v": 160, "causal": False},
+        {"head_dim_v": 64, "head_dim": 128},
+    ],
+    ids=str,
+)
+def test_a_program_takes_values_narrower_than_keys(changes, launches):
+    asked = problem(**{"batch": 1, "heads": 4, "seq_len_q": 200, "seq_len_kv": 290, "head_dim": 192} | changes)
+    assert_alike(get_step("narrow_values"), asked, launches)
+    module = program_of(get_step("narrow_values"), asked, launches)
+    q = torch.zeros(1, 4, 200, asked.head_dim, dtype=getattr(torch, asked.dtype))
+    with pytest.raises(ValueError, match=rf"v: expected .*{asked.head_dim_v}\] on cpu"):
+        module.attention(q, *[q[:, : asked.kv_heads]] * 2)
+
+
 def test_kernels_of_one_program_may_have_other_tiles(launches):
     step = get_step("two_blocks")  # whose kernels take 64 and 128 queries at head_dim 128
     assert_alike(step, case(step, head_dim=128), launches)
@@ -445,9 +465,6 @@ def test_the_command_writes_a_program_and_refuses_what_makes_none(tmp_path):
         ("kv_multicast",): "step 207 kv_multicast cannot be exported: it is made of pairs of blocks",
         ("varlen",): "step 904 varlen cannot be exported: its own problem has packed sequences",
         ("attention_sinks",): "step 908 attention_sinks cannot be exported: its own problem has attention sinks",
-        (
-            "narrow_values",
-        ): "step narrow_values cannot be exported: its own problem has values of another width than keys",
         ("mma", "--lse"): "step 2 mma cannot be exported with the log-sum-exp",
         ("mma", "--head-dim", "512"): "step 2 mma: head_dim must be",
         ("no_such_step",): "no step no_such_step",

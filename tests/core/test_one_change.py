@@ -25,7 +25,7 @@ TOGETHER = {
     "half_output": {"output_to", "free"},
     "split_epilogue": {"groups", "turns", "ends", "output_to", "queries", "free"},
     "balanced_tail": {"pairs", "order"},
-    "narrow_values": {"pairs", "output_to", "takes"},
+    "narrow_values": {"pairs", "output_to", "softmax", "sums", "takes"},
     "next_softmax_first": {"highest", "pairs", "walk", "order", "sums", "hold", "queries", "generation"},
     "blackwell_persistent": {"emulated", "roles.scheduler"},
     "pv_wait_after_max": {"softmax", "sums"},

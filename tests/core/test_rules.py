@@ -16,7 +16,7 @@ from steps.core.ladder import PARTS
 from steps.core.problems import standard
 from steps.core.recorded import find_recorded, recorded_search
 from steps.core.rules import Rule, rule_for
-from steps.core.tiles import BlockShape, Tile
+from steps.core.tiles import IN_PANELS, BlockShape, Tile
 from steps.trials import get_trial, recorded_trial
 from tests.selection import ROOT, sampled
 from tutorial_lib.architectures import ARCHITECTURES, KIB, blocks_per_multiprocessor
@@ -43,6 +43,7 @@ def compiled(kernel: str, problem, arch: str):
         return get_step(name).configured(problem, arch).compile_one(own, problem, arch)
     names = {"attention": "approx_division", "searched": "autotuned", "hopper": "next_softmax_first"}
     names |= {"hopper_together": "tma_reduce_add", "hopper_apart": "decoupled_warpgroups", "fp8": "p_offset"}
+    names |= {"hopper": "narrow_values"} if problem.head_dim_v else {}
     problem = dataclasses.replace(problem, dtype=FP8) if kernel == "fp8" else problem
     return get_step(names[kernel]).compile(problem, arch)
 
@@ -52,7 +53,7 @@ def cases() -> list:
     found = []
     for kernel in rules.rules():
         for arch in COMPILED:
-            for head_dim in HEAD_DIMS:
+            for head_dim in (*HEAD_DIMS, *[IN_PANELS] * (kernel == "hopper")):
                 hopper = kernel.startswith("hopper")
                 rule = rule_for(kernel, standard(head_dim=head_dim, causal=True), arch)
                 spills = rule is not None and rule.spilled > 0
@@ -61,6 +62,7 @@ def cases() -> list:
                 lengths = (4096, 8192, 2048, 1024) if hopper else (4096, 512)  # what steps change depends on these
                 for causal, seq_len in product(masks, lengths):
                     problem = standard(seq_len, head_dim=head_dim, causal=causal)
+                    problem = dataclasses.replace(problem, head_dim_v=128 if head_dim == IN_PANELS else None)
                     rule = rule_for(kernel, problem, arch)
                     if rule is not None and (arch == "sm_90" or not hopper):
                         name = f"{kernel}-{rule.name}-{arch}-{problem.head_dim}{'-causal' * causal}"
