@@ -367,9 +367,9 @@ def direction_of(options: argparse.Namespace) -> str:
                 f"argument --dtype: {in_fp8[0]} goes alone, for attention on one GPU, without pages or gradients"
             )
         return "fp8"
-    if options.kv_dtype:
-        if options.direction == "backward" or pages:
-            raise BadRequest("argument --kv-dtype: is for attention on one GPU, without pages or gradients")
+    if options.kv_dtype and options.direction == "backward":
+        raise BadRequest("argument --kv-dtype: is for attention on one GPU, without gradients")
+    if options.kv_dtype and not pages:
         return "fp8"
     if pages and options.direction == "backward":
         raise BadRequest(f"argument --{'grid' if options.grid else 'page-size'}: goes without --direction backward")

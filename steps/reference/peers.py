@@ -77,6 +77,7 @@ class PagedPeer(_Elsewhere, TorchPaged):
     """Somebody else's attention to keys in pages."""
 
     backend: ClassVar[str] = "peer"
+    takes: ClassVar[tuple[str, ...]] = ("page_size",)
 
 
 @dataclass(frozen=True, kw_only=True)

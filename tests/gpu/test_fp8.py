@@ -184,7 +184,7 @@ def test_a_launch_of_keys_in_fp8_compiles_what_compile_does():
     from cuda.tile.compilation import CallingConvention, KernelSignature
 
     from steps.cutile.launching import compiled_when_launched
-    from steps.fp8.decoding import in_words
+    from steps.everyday.decoding import in_words
 
     step, shape = get_step("fp8_kv"), OF_KEYS[0]
     q, k, v, *scales = PASS.inputs(shape, 1, "cuda")
