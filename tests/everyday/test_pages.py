@@ -1,6 +1,7 @@
 """Keys and values in pages: the inputs hold what nobody may read, and the steps that read pages never do."""
 
 import dataclasses
+import math
 import secrets
 
 import pytest
@@ -181,6 +182,17 @@ def test_scales_that_are_not_given_are_ones(step):
         assert torch.equal(found, step.paged_attention(q, k, v, table, lengths, scale=0.001, **both))
         halved = {**both, "v_scale": both["v_scale"] / 2}
         assert torch.equal(found, 2 * step.paged_attention(q, k, v, table, lengths, scale=0.001, **halved))
+
+
+def test_the_offset_keeps_many_small_weights_of_pages_in_fp8():
+    """One key has almost all weight and no value. The weights of 4000 others are below 2^-25, and add up."""
+    q, k, v = torch.zeros(1, 1, 1, 64).bfloat16(), torch.zeros(63, 64, 1, 64), torch.ones(63, 64, 1, 64)
+    q[..., 0], k[0, 7, 0, 0], v[0, 7] = 1.0, 18.0, 0.0
+    table, lengths = torch.arange(63, dtype=torch.int32)[None], torch.tensor([4001], dtype=torch.int32)
+    found = get_step("paged").paged_attention(q, in_e4m3(k), in_e4m3(v), table, lengths, scale=1.0)
+    torch.testing.assert_close(
+        found.double(), torch.full_like(q, 4000 / (4000 + math.exp(18))).double(), rtol=0.01, atol=0
+    )
 
 
 def test_pages_in_fp8_may_lie_anywhere():
