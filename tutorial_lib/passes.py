@@ -433,6 +433,9 @@ class Quantized(Forward):
     is known, and is mostly of one sign. So the output less that loss is also compared, for some queries of each head.
     It may have the error that is allowed with sums in float32, and ``OTHER_ORDER`` of the loss. An output that has no
     more than that error without such losses is right as well.
+
+    What takes one scale for a tensor (``one_scale``) is compared with the reference for that. What ``writes`` fp8 may
+    add half of a rounding step of its output.
     """
 
     name = "fp8"
@@ -503,9 +506,18 @@ class Quantized(Forward):
         return (Fp8Errors(*errors, rows, found[1] - found[0]),)
 
     def check(self, step, problem, inputs, exact, allowed, outputs=None):
+        import torch
+
         outputs = outputs or self.poisoned(inputs)
+        if step.one_scale:
+            inputs = (*inputs[:3], *(x[:1, :1].expand_as(x).contiguous() for x in inputs[3:]))
+            exact = self.reference(problem, inputs)
+            allowed = self.yardstick(problem, inputs, exact)
         self.call(step, problem, inputs, outputs)
         [out], [right], [own] = outputs, exact, allowed
+        if step.writes:
+            more = accuracy.rounding_step(right, getattr(torch, step.writes)) / 4  # of which twice is allowed
+            own = replace(own, in_float32=own.in_float32 + more, in_tensor_cores=own.in_tensor_cores + more)
         strict = accuracy.compare(out, right, own.in_float32)
         if not step.sums_in_tensor_cores(problem):
             return strict

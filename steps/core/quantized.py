@@ -22,12 +22,15 @@ SCALES = ("q_scale", "k_scale", "v_scale")
 class QuantizedStep(Step):
     """One way to compute attention of inputs in fp8, or of keys and values alone in fp8, as it ``takes``.
 
-    ``make_ready`` gets q, k, v and their scales at once. formats: dtypes of inputs in fp8.
+    ``make_ready`` gets q, k, v and their scales at once. formats: dtypes of inputs in fp8. Of others' attention alone,
+    one_scale: of each tensor it takes the first scale for all; writes: the dtype that the output is rounded to.
     """
 
     direction: ClassVar[str] = "fp8"
     takes: ClassVar[tuple[str, ...]] = ("fp8",)
     formats: ClassVar[tuple[str, ...]] = IN_8_BITS
+    one_scale: ClassVar[bool] = False
+    writes: ClassVar[str | None] = None
     differentiable: ClassVar[str] = "steps.attention with the inputs in 16 bits"
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
