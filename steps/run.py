@@ -367,9 +367,9 @@ def direction_of(options: argparse.Namespace) -> str:
                 f"argument --dtype: {in_fp8[0]} goes alone, for attention on one GPU, without pages or gradients"
             )
         return "fp8"
-    if options.kv_dtype:
-        if options.direction == "backward" or pages:
-            raise BadRequest("argument --kv-dtype: is for attention on one GPU, without pages or gradients")
+    if options.kv_dtype and options.direction == "backward":
+        raise BadRequest("argument --kv-dtype: is for attention on one GPU, without gradients")
+    if options.kv_dtype and not pages:
         return "fp8"
     if pages and options.direction == "backward":
         raise BadRequest(f"argument --{'grid' if options.grid else 'page-size'}: goes without --direction backward")
@@ -544,6 +544,7 @@ def measure_all(
     from steps.core.launch import PROFILE
     from steps.core.recorded import find_recorded
     from steps.core.step import DEFAULT_ARCH
+    from steps.measuring.ahead import compile_ahead, differing
     from steps.measuring.measure import Settings, measure
     from steps.running.progress import progress
     from steps.running.showing import show_run
@@ -577,11 +578,17 @@ def measure_all(
     for line in needs.left_out():
         console.print(line, soft_wrap=True)
     threading.Thread(target=make_ready, daemon=True).start()  # while workers measure
-    written, failed, interrupted = [], False, False
+    written, failed, interrupted, left = [], False, False, []
     for (here, asked), steps in zip(problems, chosen):
         if options.missing and is_recorded(here, [*steps, *peers], device, options.output_dir):
             console.print(f"Already recorded: {here.describe()}.", soft_wrap=True)
-            continue
+        else:
+            left.append((here, asked, steps))
+    if device == "cuda" and ranks is None and len(left) > 1:
+        with console.status("compiling") as status:
+            kernels = differing([(step, here) for here, _, steps in left for step in steps], _target(device))
+            compile_ahead(kernels, _target(device), options.timeout, status.update)
+    for here, asked, steps in left:
         if ranks is None and (told := others_told(options, steps)):
             console.print(told, soft_wrap=True)
         bar, listener = progress(console)

@@ -162,6 +162,20 @@ def beside(rival: str, grid: str) -> Page:
     return Page(told, tables.by_problem(cells))
 
 
+def transposing(grid: str, bandwidth: float) -> Page:
+    """Of each recorded problem of a grid in fp8: which share of the fastest step's time reading V and writing it takes.
+
+    bandwidth: in bytes a second, of which no more can be moved.
+    """
+    cells = []
+    for run in recorded_grid(grid):
+        if fastest := next(iter(run.by_speed()), None):
+            shape = run.the_problem()
+            moved = 2 * shape.batch * shape.kv_heads * shape.seq_len_kv * shape.head_dim * shape.kv_bytes
+            cells.append((run, f"{1000 * moved / bandwidth / fastest.latency_ms.median:.0%}"))
+    return Page(tables.by_problem(cells))
+
+
 def behind(rival: str, gradients: bool = False) -> Page:
     """The problems of all grids on which a peer is faster than the best step, by the rule of this course.
 

@@ -41,9 +41,13 @@ def problems() -> list:
 
 
 def cases_of(step) -> list[tuple]:
-    """(problem, architecture): what the step takes of ``problems``, its own in front; that on other architectures."""
+    """(problem, architecture): what the step takes of ``problems``, its own in front; that on other architectures.
+
+    Its own with keys and values in fp8, too, where it takes these.
+    """
     few = problems()[:4] if step.direction == "backward" else problems()  # their kernels take long
     few = [replace(p, dtype=FP8) for p in few[:-1]] if step.direction == "fp8" else few
+    few.append(replace(step.default_problem, kv_dtype=FP8))
     taken = (p for p in few if not step.unsupported(p, step.made_for))
     own = [(problem, step.made_for) for problem in dict.fromkeys([step.default_problem, *taken])]
     others = [(step.default_problem, arch) for arch in OTHERS.get(step.backend, ())]

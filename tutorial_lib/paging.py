@@ -9,7 +9,10 @@ the last of them, and what a last page holds behind the sequence's end, may be a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from tutorial_lib.quantize import dequantized, quantize, scale_of_heads
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +54,24 @@ def make_pages(
     return *pages, table, lengths
 
 
+def quantized(
+    pages: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, dtype: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(pages in fp8, contiguous, and their scales ``[batch, kv_heads]``), one for each sequence and head.
+
+    What nobody may read is NaN before and after.
+    """
+    import torch
+
+    kv_heads, scales = pages.shape[2], []
+    of_pages = torch.ones(pages.shape[0], kv_heads, device=pages.device)
+    for b, length in enumerate(lengths.tolist()):
+        tokens = gather(pages, table[b : b + 1], lengths[b : b + 1])[:, :, :length]
+        scales.append(scale_of_heads(tokens, kv_heads, dtype))
+        of_pages[table[b, : -(-length // pages.shape[1])].long()] = scales[-1]
+    return quantize(pages.transpose(1, 2), of_pages, dtype).transpose(1, 2).contiguous(), torch.cat(scales)
+
+
 def gather(pages: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """The tokens of all pages of a table in their order, [batch, kv_heads, tokens, head_dim]: a copy.
 
@@ -73,14 +94,16 @@ def visible(lengths: torch.Tensor, tokens: int, seq_len_q: int, causal: bool) ->
     return key < end[:, :, None]
 
 
-def sequences(inputs: tuple) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """(q, k, v) of every sequence by itself, gathered up to its end: ``[1, heads, tokens, head_dim]`` each.
+def sequences(
+    inputs: tuple, dtype: torch.dtype | None = None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """(q, k, v) of every sequence by itself, gathered up to its end: ``[1, heads, tokens, head_dim]`` each, in dtype.
 
-    inputs: q ``[batch, heads, seq_len_q, head_dim]``, k_pages, v_pages, table, lengths.
+    inputs: q ``[batch, heads, seq_len_q, head_dim]``, k_pages, v_pages, table, lengths and, of pages in fp8, the scales
+    of K and V, which k and v are multiplied by. dtype: None: q's.
     """
-    q, k_pages, v_pages, table, lengths = inputs
-    found = []
+    q, k_pages, v_pages, table, lengths, *scales = inputs
     for b, length in enumerate(lengths.tolist()):
-        one = table[b : b + 1], lengths[b : b + 1]
-        found.append((q[b : b + 1], *(gather(pages, *one)[:, :, :length] for pages in (k_pages, v_pages))))
-    return found
+        one = slice(b, b + 1)
+        gathered = (gather(pages, table[one], lengths[one])[:, :, :length] for pages in (k_pages, v_pages))
+        yield dequantized((q[one], *gathered), tuple(x[one] for x in scales), dtype or q.dtype)

@@ -327,7 +327,9 @@ class Paged(Pass):
     """q, and K and V in pages -> o, as q: ``tutorial_lib.paging`` says what pages and their table are.
 
     Inputs: q ``[batch, heads, seq_len_q, head_dim]``, k_pages and v_pages ``[pages, page_size, kv_heads, head_dim]``,
-    the table int32 ``[batch, pages of the longest]``, and the lengths int32 ``[batch]``.
+    the table int32 ``[batch, pages of the longest]``, and the lengths int32 ``[batch]``. With ``kv_dtype`` pages are in
+    fp8, and the scales of K and V, float32 ``[batch, kv_heads]``, come last. The reference is of what these pages hold,
+    and SDPA's error that of K and V brought back to q's dtype.
     """
 
     name = "paged"
@@ -342,14 +344,19 @@ class Paged(Pass):
         generator = torch.Generator(device=device).manual_seed(seed)
         shape = (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim)
         q = torch.empty(shape, dtype=getattr(torch, problem.dtype), device=device).normal_(generator=generator)
-        return q, *paging.make_pages(problem, generator)
+        k_pages, v_pages, *places = paging.make_pages(problem, generator)
+        if problem.kv_dtype is None:
+            return q, k_pages, v_pages, *places
+        made = (paging.quantized(pages, *places, problem.kv_dtype) for pages in (k_pages, v_pages))
+        (k_pages, k_scale), (v_pages, v_scale) = made
+        return q, k_pages, v_pages, *places, k_scale, v_scale
 
     def poisoned(self, inputs):
         return FORWARD.poisoned(inputs)
 
     def call(self, step, problem, inputs, outputs=None):
-        out = outputs[0] if outputs else None
-        return (step.paged_attention(*inputs, causal=problem.causal, scale=problem.scale, out=out),)
+        out, scales = outputs[0] if outputs else None, dict(zip(("k_scale", "v_scale"), inputs[5:]))
+        return (step.paged_attention(*inputs[:5], causal=problem.causal, scale=problem.scale, out=out, **scales),)
 
     def make_ready(self, step, problem, inputs, outputs):
         step.ready(*inputs, causal=problem.causal, scale=problem.scale, out=outputs[0])
@@ -357,8 +364,8 @@ class Paged(Pass):
     def reference(self, problem, inputs):
         import torch
 
-        asked = (problem.causal, problem.scale)
-        return (torch.cat([reference.attention_of_last(*one, *asked) for one in paging.sequences(inputs)]),)
+        asked, each = (problem.causal, problem.scale), paging.sequences(inputs, torch.float64)
+        return (torch.cat([reference.attention_of_last(*one, *asked) for one in each]),)
 
     def yardstick(self, problem, inputs, exact):
         pairs = zip(paging.sequences(inputs), exact[0].split(1), strict=True)
@@ -367,30 +374,33 @@ class Paged(Pass):
 
     def least_bytes(self, problem):
         """q, the keys and values of every sequence up to its end, their places in the table, and the output."""
-        return self._bytes(problem, sum(problem.lengths_in_pages)) + 4 * self._owned(problem)
+        return self._bytes(problem, sum(problem.lengths_in_pages))
 
     def tensor_bytes(self, problem):
-        pages = self._owned(problem)
-        return self._bytes(problem, (pages + paging.UNOWNED) * problem.page_size) + 4 * pages
+        return self._bytes(problem, (self._owned(problem) + paging.UNOWNED) * problem.page_size)
 
     @staticmethod
     def _owned(problem: Problem) -> int:
         """Pages of all sequences together."""
         return sum(-(-length // problem.page_size) for length in problem.lengths_in_pages)
 
-    @staticmethod
-    def _bytes(problem: Problem, keys: int) -> int:
-        rows = 2 * problem.batch * problem.heads * problem.seq_len_q + 2 * problem.kv_heads * keys
-        return rows * problem.head_dim * BYTES_PER_ELEMENT
+    def _bytes(self, problem: Problem, keys: int) -> int:
+        rows = 2 * problem.batch * problem.heads * problem.seq_len_q * BYTES_PER_ELEMENT
+        rows += 2 * problem.kv_heads * keys * problem.kv_bytes
+        scales = 2 * problem.batch * problem.kv_heads if problem.kv_dtype else 0
+        return rows * problem.head_dim + 4 * (self._owned(problem) + scales)
 
     def needed_bytes(self, problem, check):
-        """Inputs, two outputs, for the reference a sequence's K and V, gathered, and scores of one kv head."""
+        """Inputs, two outputs, for the reference a sequence's K and V, gathered, and scores of one kv head.
+
+        Those in fp8 are made of pages in 16 bits, by way of float32.
+        """
         elements = problem.batch * problem.heads * problem.seq_len_q * problem.head_dim
-        gathered = 2 * problem.kv_heads * problem.seq_len_kv * problem.head_dim * (2 * BYTES_PER_ELEMENT)
+        gathered = 2 * problem.kv_heads * problem.seq_len_kv * problem.head_dim * (BYTES_PER_ELEMENT + 8)
         scores = 8 * 3 * problem.group_size * problem.seq_len_q * problem.seq_len_kv
-        keys = 2 * 8 * problem.seq_len_kv * problem.head_dim
-        checking = 8 * elements + gathered + scores + keys if check else 0
-        return self.tensor_bytes(problem) + BYTES_PER_ELEMENT * elements + checking
+        checking = 8 * elements + gathered + scores if check else 0
+        made = (2 + 2 * 4) * self.tensor_bytes(problem) if problem.kv_dtype else 0
+        return self.tensor_bytes(problem) + BYTES_PER_ELEMENT * elements + max(checking, made)
 
 
 @dataclass(frozen=True)
@@ -423,6 +433,9 @@ class Quantized(Forward):
     is known, and is mostly of one sign. So the output less that loss is also compared, for some queries of each head.
     It may have the error that is allowed with sums in float32, and ``OTHER_ORDER`` of the loss. An output that has no
     more than that error without such losses is right as well.
+
+    What takes one scale for a tensor (``one_scale``) is compared with the reference for that. What ``writes`` fp8 may
+    add half of a rounding step of its output.
     """
 
     name = "fp8"
@@ -493,9 +506,18 @@ class Quantized(Forward):
         return (Fp8Errors(*errors, rows, found[1] - found[0]),)
 
     def check(self, step, problem, inputs, exact, allowed, outputs=None):
+        import torch
+
         outputs = outputs or self.poisoned(inputs)
+        if step.one_scale:
+            inputs = (*inputs[:3], *(x[:1, :1].expand_as(x).contiguous() for x in inputs[3:]))
+            exact = self.reference(problem, inputs)
+            allowed = self.yardstick(problem, inputs, exact)
         self.call(step, problem, inputs, outputs)
         [out], [right], [own] = outputs, exact, allowed
+        if step.writes:
+            more = accuracy.rounding_step(right, getattr(torch, step.writes)) / 4  # of which twice is allowed
+            own = replace(own, in_float32=own.in_float32 + more, in_tensor_cores=own.in_tensor_cores + more)
         strict = accuracy.compare(out, right, own.in_float32)
         if not step.sums_in_tensor_cores(problem):
             return strict

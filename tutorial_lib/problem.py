@@ -60,7 +60,8 @@ class Problem:
     queries and keys, 128 for values; https://arxiv.org/abs/2405.04434).
 
     ``dtype`` "float8_e4m3fn" or "float8_e5m2": what the pass "fp8" of ``tutorial_lib.passes`` computes. So it does of
-    ``kv_dtype`` "float8_e4m3fn", where k and v have that dtype, and q and o have ``dtype``, which has 16 bits.
+    ``kv_dtype`` "float8_e4m3fn", where k and v have that dtype, and q and o have ``dtype``, which has 16 bits. Both
+    take scales of the inputs in fp8. Pages may have ``kv_dtype``, too.
 
     ``page_size``: K and V lie in pages of so many keys, which a table finds: what the pass "paged" of
     ``tutorial_lib.passes`` computes. Sequences then differ in length, ``seq_len_kv`` is that of the longest, and the
@@ -130,7 +131,7 @@ class Problem:
 
     def _check_pages(self) -> None:
         check_count("page_size", self.page_size)
-        if others := [name for name in self.features if name != "page_size"]:
+        if others := [name for name in self.features if name not in ("page_size", "kv_dtype")]:
             raise ValueError(f"page_size goes with no other feature, got {', '.join(others)}, too")
         if self.seq_len_q > self.seq_len_kv:
             raise ValueError(

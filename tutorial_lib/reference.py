@@ -196,7 +196,8 @@ def fp8_attention(
 
     The weights are rounded for the PV product, to e4m3 or, where q has 16 bits, to its dtype; their sums are not. The
     largest weight of a row is 2^offset. scales: of q, k and v, or of k and v where q has 16 bits, ``[B, Hkv]`` each.
-    multiply: how the QK and the PV product are added up. rows: compute these queries only, int64.
+    multiply: how the QK and the PV product are added up, of several heads at once. rows: compute these queries only,
+    int64.
     """
     import torch
 
@@ -204,19 +205,20 @@ def fp8_attention(
     used = q.shape[-1] ** -0.5 if scale is None else scale
     rows = torch.arange(q.shape[2], device=q.device) if rows is None else rows
     rounded = q.dtype if q.itemsize > 1 else torch.float8_e4m3fn
-    keys, pieces = torch.arange(k.shape[2], device=q.device), rows.split(max(1, SCORE_BYTES // (8 * k.shape[2])))
+    keys, at_once = torch.arange(k.shape[2], device=q.device), max(1, SCORE_BYTES // (8 * k.shape[2]))
+    heads = torch.arange(q.shape[1], device=q.device).split(max(1, at_once // len(rows)))
     out = torch.empty(*q.shape[:2], len(rows), v.shape[-1], dtype=torch.float32, device=q.device)
-    for b, h in product(range(q.shape[0]), range(q.shape[1])):
-        kv_head, made = h // group, []
-        of_query, of_key, of_value = (1, *(x[b, kv_head] for x in scales))[-3:]
-        for its in pieces:
-            scores = multiply[0](q[b, h, its], k[b, kv_head].T) * (used * of_query * of_key)
+    for b, each in product(range(q.shape[0]), heads):
+        kv_heads, made = each // group, []
+        of_query, of_key, of_value = (1, *(x[b, kv_heads, None, None] for x in scales))[-3:]
+        for its in rows.split(at_once):
+            scores = multiply[0](q[b, each[:, None], its], k[b, kv_heads].mT) * (used * of_query * of_key)
             if causal:
                 scores.masked_fill_(keys > its[:, None], float("-inf"))
             weights = torch.exp(scores - scores.amax(-1, keepdim=True)) * 2.0**offset
-            total = multiply[1](weights.to(rounded), v[b, kv_head])
+            total = multiply[1](weights.to(rounded), v[b, kv_heads])
             made.append(total * (of_value / weights.sum(-1, keepdim=True)))
-        torch.cat(made, out=out[b, h])
+        out[b, each] = torch.cat(made, 1)
     return out
 
 

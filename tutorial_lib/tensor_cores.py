@@ -36,23 +36,28 @@ PIECE = {"cpu": 1 << 18, "cuda": 1 << 25}  # products at once: what a core's cac
 def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
     """a @ b + c in float32 ``[M, N]``, as wgmma gives it for a ``[M, K]`` and b ``[K, N]`` in fp8; None: c is zero.
 
-    A dimension K that is no multiple of 32 is as if zeros stood behind it. See above for the sources.
+    All may have one more dimension in front, of as many products. A dimension K that is no multiple of 32 is as if
+    zeros stood behind it. See above for the sources.
     """
     import torch
 
-    total = torch.zeros(len(a), b.shape[1], device=a.device) if c is None else c
+    total = torch.zeros(*a.shape[:-1], b.shape[-1], device=a.device) if c is None else c
     if K * total.numel() > PIECE[a.device.type]:
-        if len(a) >= b.shape[1]:
-            return torch.cat([product(x, b, z) for x, z in zip(a.tensor_split(2), total.tensor_split(2))])
-        halves = zip(b.tensor_split(2, 1), total.tensor_split(2, 1))
-        return torch.cat([product(a, y, z) for y, z in halves], 1)
+        if len(a) > 1 and total.ndim > 2:
+            return torch.cat([product(*each) for each in zip(*(x.tensor_split(2) for x in (a, b, total)))])
+        if a.shape[-2] >= b.shape[-1]:
+            halves = zip(a.tensor_split(2, -2), total.tensor_split(2, -2))
+            return torch.cat([product(x, b, z) for x, z in halves], -2)
+        halves = zip(b.tensor_split(2, -1), total.tensor_split(2, -1))
+        return torch.cat([product(a, y, z) for y, z in halves], -1)
     (a, power_a), (b, power_b) = map(_with_powers, (a, b))
-    for begin in range(0, a.shape[1], K):
+    for begin in range(0, a.shape[-1], K):
         its = slice(begin, begin + K)
-        largest = (power_a[:, its, None] * power_b[its]).amax(1)
+        largest = (power_a[..., its, None] * power_b[..., None, its, :]).amax(-2)
         largest = torch.maximum(largest, _power_below(total)).clamp_(*BOUNDS)
         scale = 2.0**FRACTION_BITS / largest
-        products = (a[:, its, None] * b[its]).mul_(scale[:, None]).trunc_().sum(1)  # integers, which float32 has
+        products = a[..., its, None] * b[..., None, its, :]
+        products = products.mul_(scale[..., None, :]).trunc_().sum(-2)  # integers, which float32 has
         total = _cut((products + (total * scale).trunc_()) / scale)
     return total
 

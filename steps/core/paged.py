@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.launch import Launch
+from steps.core.quantized import SCALES, check_scale, ones_where_none
 from steps.core.step import Step, Unsupported, no_scratch
 from steps.core.tensors import check_out, check_strides, kind, plain, tell_autograd
 from tutorial_lib.problem import Problem, flag, number, positive
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 class PagedStep(Step):
     """One way to compute attention of a sequence's last queries to keys in pages.
 
-    ``make_ready(problem, tensors, out)`` gets q, k_pages, v_pages, page_table and lengths at once.
+    ``make_ready(problem, tensors, out)`` gets q, k_pages, v_pages, page_table, lengths and, of pages in fp8, the scales
+    of K and V at once.
     """
 
     direction: ClassVar[str] = "paged"
-    takes: ClassVar[tuple[str, ...]] = ("page_size",)
+    takes: ClassVar[tuple[str, ...]] = ("page_size", "kv_dtype")
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if problem.page_size is None:
@@ -46,6 +48,8 @@ class PagedStep(Step):
         scale: float | None = None,
         *,
         out: torch.Tensor | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of queries that are the last of their sequence.
 
@@ -55,19 +59,40 @@ class PagedStep(Step):
         from query i where j > i + n - Sq; a query that sees no key gets zeros. ``scale`` None means 1 / sqrt(D).
         Returns o ``[B, Hq, Sq, D]``, written to ``out`` when that is given.
 
+        Both pages may be float8_e4m3fn instead. Then a sequence's keys are those of its pages times ``k_scale``,
+        float32 ``[B, Hkv]``, a number above 0 for each kv head, and its values those times ``v_scale``; None: 1.
+
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
         tensors = plain(q=q, k_pages=k_pages, v_pages=v_pages, page_table=page_table, lengths=lengths)
-        self._refuse_derivatives(q=q, k_pages=k_pages, v_pages=v_pages, out=out)
-        made = self.ready(*tensors, causal, scale, out)(*tensors, out)
+        scales = {"k_scale": k_scale, "v_scale": v_scale}
+        self._refuse_derivatives(q=q, k_pages=k_pages, v_pages=v_pages, out=out, **scales)
+        tensors = (*tensors, *self._scales(q, k_pages, scales))
+        made = self.ready(*tensors, causal=causal, scale=scale, out=out)(*tensors, out)
         if out is not None:
             tell_autograd(out)
         return made
 
-    def ready(self, q, k_pages, v_pages, page_table, lengths, causal=False, scale: float | None = None, out=None):
-        """``launch(q, k_pages, v_pages, page_table, lengths, out)`` for calls of this kind, made ready at the first."""
+    @staticmethod
+    def _scales(q, k_pages, scales: dict) -> tuple:
+        """The scales of pages in fp8, ones where none is given; none of other pages."""
+        import torch
+
+        dtype = getattr(k_pages, "dtype", None)
+        if dtype is torch.float8_e4m3fn:
+            shape = (*getattr(q, "shape", ())[:1], *k_pages.shape[2:3])  # other shapes are refused below
+            return plain(**ones_where_none(scales, shape, k_pages.device))
+        for name, x in scales.items():
+            if x is not None:
+                raise ValueError(f"{name} must be None for pages in {dtype}, which have no scale, got one")
+        return ()
+
+    def ready(self, *tensors, causal=False, scale: float | None = None, out=None) -> Launch:
+        """``launch(*tensors, out)`` for calls of this kind, made ready at the first.
+
+        tensors: q, k_pages, v_pages, page_table, lengths and, of pages in fp8, the scales of K and V.
+        """
         causal, scale = flag("causal", causal), None if scale is None else number("scale", scale)
-        tensors = (q, k_pages, v_pages, page_table, lengths)
         try:
             what = (*map(kind, tensors), causal, scale, None if out is None else kind(out))
         except (AttributeError, TypeError, RuntimeError):  # no tensors: told below
@@ -75,10 +100,12 @@ class PagedStep(Step):
         return self.launches.find(what) or self._paged_ready(what, tensors, causal, scale, out)
 
     def _paged_ready(self, what: tuple | None, tensors: tuple, causal: bool, scale: float | None, out) -> Launch:
-        named = dict(zip(("q", "k_pages", "v_pages", "page_table", "lengths"), tensors))
+        named = dict(zip(("q", "k_pages", "v_pages", "page_table", "lengths", "k_scale", "v_scale"), tensors))
         plain(**named)  # tells what holds no numbers
-        problem = problem_of(*tensors, causal, scale)
+        problem = problem_of(*tensors[:5], causal, scale)
         q = tensors[0]
+        for name in SCALES[1:] if problem.kv_dtype else ():
+            check_scale(name, named[name], (problem.batch, problem.kv_heads), q.device)
         if out is not None:
             check_out("out", out, q)
         if not self.takes_long_strides:
@@ -86,13 +113,16 @@ class PagedStep(Step):
         return self.kept(what, problem, q.device, lambda: self.make_ready(problem, tensors, out))
 
     def make_ready(self, problem: Problem, tensors: tuple, out):
-        """``launch(q, k_pages, v_pages, page_table, lengths, out)`` for tensors of the kind of these; returns o."""
+        """``launch(*tensors, out)`` for tensors of the kind of these; returns o."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchPaged(PagedStep):
-    """Made of PyTorch calls: ``function(q, k_pages, v_pages, page_table, lengths, causal, scale)`` returns o."""
+    """Made of PyTorch calls: ``function(q, k_pages, v_pages, page_table, lengths, causal, scale, *scales)`` returns o.
+
+    scales: of K and V, where pages are in fp8.
+    """
 
     function: Callable
     scratch: Callable[[Problem], int] = no_scratch
@@ -106,8 +136,9 @@ class TorchPaged(PagedStep):
         function, causal = self.function, problem.causal
         sign, scale = positive(problem.effective_scale)
 
-        def launch(q, k_pages, v_pages, page_table, lengths, out):
-            o = function(q if sign == 1 else q * sign, k_pages, v_pages, page_table, lengths, causal, scale)
+        def launch(q, k_pages, v_pages, page_table, lengths, *more):
+            *scales, out = more
+            o = function(q if sign == 1 else q * sign, k_pages, v_pages, page_table, lengths, causal, scale, *scales)
             return o if out is None else out.copy_(o)
 
         return launch
@@ -132,8 +163,9 @@ def problem_of(q, k_pages, v_pages, page_table, lengths, causal: bool, scale: fl
     pages, page_size, kv_heads, _ = k_pages.shape
     if not pages:
         raise ValueError(f"k_pages must hold at least one page, got shape {tuple(k_pages.shape)}")
+    kept = k_pages.dtype if k_pages.dtype is torch.float8_e4m3fn else q.dtype
     for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
-        _check(name, tensor, (pages, page_size, kv_heads, head_dim), q.dtype, q.device)
+        _check(name, tensor, (pages, page_size, kv_heads, head_dim), kept, q.device)
     width = page_table.shape[1] if getattr(page_table, "ndim", 0) == 2 else "pages"
     _check("page_table", page_table, (batch, width), torch.int32, q.device)
     _check("lengths", lengths, (batch,), torch.int32, q.device)
@@ -145,6 +177,7 @@ def problem_of(q, k_pages, v_pages, page_table, lengths, causal: bool, scale: fl
         seq_len_kv=width * page_size,
         head_dim=head_dim,
         dtype=str(q.dtype).removeprefix("torch."),
+        kv_dtype=str(kept).removeprefix("torch."),
         causal=causal,
         scale=scale,
         page_size=page_size,

@@ -16,18 +16,17 @@ from tutorial_lib.problem import Problem
 def path(problem: Problem, arch: str, direction: str = "forward") -> list[Step]:
     """The path of a pass for ``problem`` on ``arch``, such as "sm_90", in the ladder's order: never empty.
 
-    Where every step that is made for such a problem is a fork, as for a window, the forks are the path. Steps of which
-    nobody would learn more than that they were skipped are left out.
+    Where every step that is made for such a problem is a fork, as for a window, the forks are the path, and where none
+    is made for all that is asked for together, as for pages in fp8, whoever takes it. Steps of which nobody would learn
+    more than that they were skipped are left out.
     """
     able = [step for step in steps_of(direction) if step.unsupported(problem, arch) is None]
-    meant = [
-        step for step in able if not step.fork and _kind(step.default_problem, direction) == _kind(problem, direction)
-    ]
-    if not any(isinstance(step, FusedStep) for step in meant):
-        meant = [step for step in able if _kind(step.default_problem, direction) == _kind(problem, direction)]
+    made = [step for step in able if _kind(step.default_problem, direction) == _kind(problem, direction)]
+    off_forks = [step for step in made if not step.fork]
+    meant = next((found for found in (off_forks, made) if any(isinstance(s, FusedStep) for s in found)), able)
     names = {name for step in meant for name in line(step)}
     names |= {PASSES[direction].baseline} | {step.name for step in able if not isinstance(step, FusedStep)}
-    return [step for step in able if step.name in names and not runs_as_before(step, problem, arch)] or able
+    return [step for step in able if step.name in names and not runs_as_before(step, problem, arch)]
 
 
 def stands_on(step: Step, problem: Problem, arch: str) -> Step | None:

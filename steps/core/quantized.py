@@ -22,12 +22,15 @@ SCALES = ("q_scale", "k_scale", "v_scale")
 class QuantizedStep(Step):
     """One way to compute attention of inputs in fp8, or of keys and values alone in fp8, as it ``takes``.
 
-    ``make_ready`` gets q, k, v and their scales at once. formats: dtypes of inputs in fp8.
+    ``make_ready`` gets q, k, v and their scales at once. formats: dtypes of inputs in fp8. Of others' attention alone,
+    one_scale: of each tensor it takes the first scale for all; writes: the dtype that the output is rounded to.
     """
 
     direction: ClassVar[str] = "fp8"
     takes: ClassVar[tuple[str, ...]] = ("fp8",)
     formats: ClassVar[tuple[str, ...]] = IN_8_BITS
+    one_scale: ClassVar[bool] = False
+    writes: ClassVar[str | None] = None
     differentiable: ClassVar[str] = "steps.attention with the inputs in 16 bits"
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
@@ -74,9 +77,8 @@ class QuantizedStep(Step):
         scales = dict(zip(SCALES, (q_scale, k_scale, v_scale)))
         if getattr(q, "dtype", None) in (torch.float16, torch.bfloat16) and scales.pop("q_scale") is not None:
             raise ValueError(f"q_scale must be None for q in {q.dtype}, which has no scale, got one")
-        if any(x is None for x in scales.values()) and isinstance(k, torch.Tensor) and k.ndim == 4:
-            one = torch.ones(k.shape[:2], device=k.device)
-            scales = {name: one if x is None else x for name, x in scales.items()}
+        if isinstance(k, torch.Tensor):
+            scales = ones_where_none(scales, k.shape[:2], k.device)
         self._refuse_derivatives(q=q, k=k, v=v, out=out, **scales)
         scales = tuple(plain(**scales))
         made = self.ready(q, k, v, scales, causal, scale, out, return_lse, out_dtype)(q, k, v, *scales, out)
@@ -148,6 +150,16 @@ class TorchQuantized(QuantizedStep):
             return o if out is None else out.copy_(o)
 
         return launch
+
+
+def ones_where_none(scales: dict, shape: tuple, device) -> dict:
+    """Scales by name: where one is None, ones of this shape."""
+    import torch
+
+    if all(x is not None for x in scales.values()):
+        return scales
+    one = torch.ones(shape, device=device)
+    return {name: one if x is None else x for name, x in scales.items()}
 
 
 def check_scale(name: str, x, shape: tuple, device) -> None:

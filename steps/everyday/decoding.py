@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import cuda.tile as ct
 from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarConstraint, TupleConstraint
@@ -25,6 +25,9 @@ from steps.everyday.decode_kernel import make_decode, make_merge
 from steps.everyday.variant import NUMBERS, DecodeVariant
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import Problem, positive
+
+if TYPE_CHECKING:
+    import torch
 
 KEY_BYTES = 16 * 2**10  # of a tile of keys: with a ring of them for K and V each, two blocks share an SM
 MOST_KEYS = 128
@@ -55,7 +58,7 @@ class DecodeStep(InCuTile, FusedStep):
 
     load_key: Callable = hole()
     load_value: Callable = hole()
-    softmax: Callable = hole()
+    softmax: Callable = hole(by_problem=True)
     latency: Latency = hole(default=Latency())
     occupancy: int | None = hole(default=None)
     warps: int | None = hole(default=None)
@@ -114,7 +117,7 @@ class DecodeStep(InCuTile, FusedStep):
         return DecodeVariant(
             load_key=self.load_key,
             load_value=self.load_value,
-            softmax=self.softmax,
+            softmax=self.for_problem(problem).softmax,
             latency=self.latency,
             tile=Tile(members * queries, key),
             head_dim=self.in_tiles(problem).head_dim,
@@ -239,6 +242,8 @@ class DecodeStep(InCuTile, FusedStep):
         launch = launcher(kernels, device, partials)
 
         def run(q, sources, out, *scales):
+            if scales:
+                sources = (*map(in_words, sources[:2]), *sources[2:])
             o = torch.empty(q.shape, dtype=q.dtype, device=device) if out is None else out
             written = (o, empty_lse(q)) if return_lse else (o,)
             launch(q if sign == 1 else q * sign, *sources, *written, *((arrived(),) if counts else ()), *scales)
@@ -335,6 +340,17 @@ def keys(rows: tuple[int, ...], problem: Problem):
     if problem.kv_dtype:
         return array((*rows, problem.head_dim // NUMBERS), ct.int32)
     return array((*rows, problem.head_dim), getattr(ct, problem.dtype))
+
+
+def in_words(x: torch.Tensor) -> torch.Tensor:
+    """K or V in fp8, as they are or in pages ``[..., D]``, as words, int32 ``[..., D / 4]``.
+
+    A copy where its memory has none.
+    """
+    import torch
+
+    whole = x.stride(-1) == 1 and not any(n % NUMBERS for n in (x.data_ptr(), x.storage_offset(), *x.stride()[:-1]))
+    return (x if whole else x.clone(memory_format=torch.contiguous_format)).view(torch.int32)
 
 
 def outputs(problem: Problem):

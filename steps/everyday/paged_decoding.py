@@ -14,12 +14,18 @@ from steps.cutile.skeleton import array, power_of_two
 from steps.cutile.variant import Latency
 from steps.everyday.decoding import MOST_ROWS, DecodeStep, keys
 from steps.everyday.variant import DecodeVariant
+from steps.fp8 import cutile
 from tutorial_lib.problem import Problem
 
 PAGES_A_TILE = 4  # that a tile is put together from, at most
 # Of tiles of MOST_ROWS rows at head_dim 128: with 8, tileiras 13.5 makes buffers that are larger than an SM's shared
 # memory. At other head_dims they fit, and with 6 registers spill.
 LATENCY_THAT_FITS = Latency(key=6, value=6)
+
+
+def in_fp8(problem: Problem) -> bool:
+    """Whether pages are in fp8, which no record is of."""
+    return problem.kv_dtype is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +38,8 @@ class PagedDecodeStep(PagedStep, DecodeStep):
         size = problem.page_size
         if size is not None and (size < 8 or size != power_of_two(size)):
             return f"page_size must be a power of two, at least 8, got {size}"
+        if in_fp8(problem) and target not in (*cutile.ARCHITECTURES, "cpu"):
+            return cutile.ELSEWHERE.format(target)
         return super().unsupported(problem, target)
 
     def on_so_many(self, problem: Problem, multiprocessors: int) -> PagedDecodeStep:
@@ -53,8 +61,9 @@ class PagedDecodeStep(PagedStep, DecodeStep):
         """As ``make_ready``, for a function of the kernel that goes through the keys that is given."""
         decoded = self.runner(function, problem, tensors[0].device)
 
-        def launch(q, k_pages, v_pages, page_table, lengths, out):
-            return decoded(q, (k_pages, v_pages, page_table, lengths), out)
+        def launch(q, k_pages, v_pages, page_table, lengths, *more):
+            *scales, out = more
+            return decoded(q, (k_pages, v_pages, page_table, lengths), out, *scales)
 
         return launch
 

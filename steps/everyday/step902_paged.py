@@ -5,13 +5,20 @@ larger costs nothing else: the tile is a part of it. Of smaller pages a tile is 
 with a number and a copy of its own. That is what small pages cost; how much it is, ``steps.inspect`` shows.
 
 Sequences have lengths of their own, and each is split into equal shares of its own tiles.
+
+Pages may be in e4m3. Then tiles come as words, and become float16 in registers, as in step fp8_kv, whose softmax this
+one has for them.
 """
 
 import cuda.tile as ct
 
+from steps.core.fused import OnlyFor
 from steps.core.problems import PAGED_DECODING
 from steps.everyday import step900_split_kv, step901_gathered
-from steps.everyday.paged_decoding import PagedDecodeStep
+from steps.everyday.paged_decoding import PagedDecodeStep, in_fp8
+from steps.fp8.step306_cutile_fp8 import softmax_with_offset
+
+SPLIT_KV = step900_split_kv.STEP
 
 
 def place(Table, batch, j, variant):
@@ -21,10 +28,10 @@ def place(Table, batch, j, variant):
 
 
 def small_page(Pages, Table, batch, n, last, kv_head, latency, variant):
-    """The n-th page of a sequence [page_size, head_dim]; behind its last page once more that: the table ends there."""
+    """The n-th page of a sequence [page_size, column]; behind its last page once more that: the table ends there."""
     number = ct.load(Table, (batch, min(n, last)), ())
-    x = ct.load(Pages, (number, 0, kv_head, 0), (1, variant.page_size, 1, variant.head_dim), latency=latency)
-    return ct.reshape(x, (variant.page_size, variant.head_dim))
+    x = ct.load(Pages, (number, 0, kv_head, 0), (1, variant.page_size, 1, variant.columns), latency=latency)
+    return ct.reshape(x, (variant.page_size, variant.columns))
 
 
 def two_pages(Pages, Table, batch, n, last, kv_head, latency, variant):
@@ -34,7 +41,7 @@ def two_pages(Pages, Table, batch, n, last, kv_head, latency, variant):
 
 
 def from_small_pages(source, batch, kv_head, j, latency, variant):
-    """The j-th tile of keys or values [key, head_dim], of two or four pages."""
+    """The j-th tile of keys or values [key, column], of two or four pages."""
     Pages, Table, last = source
     if 2 * variant.page_size == variant.tile.key:
         return two_pages(Pages, Table, batch, 2 * j, last, kv_head, latency, variant)
@@ -57,16 +64,16 @@ def load_key_from_pages(K, batch, kv_head, j, variant):
 
 
 def load_value_from_pages(V, batch, kv_head, j, variant):
-    """The j-th tile of values [key, head_dim]."""
+    """The j-th tile of values, or of keys or values as words: [key, column]."""
     latency = variant.latency.value
     if variant.page_size < variant.tile.key:
         return from_small_pages(V, batch, kv_head, j, latency, variant)
     else:
         Pages, Table, _ = V
         number, within = place(Table, batch, j, variant)
-        shape = (1, variant.tile.key, 1, variant.head_dim)
+        shape = (1, variant.tile.key, 1, variant.columns)
         v = ct.load(Pages, (number, within, kv_head, 0), shape, latency=latency)
-        return ct.reshape(v, (variant.tile.key, variant.head_dim))
+        return ct.reshape(v, (variant.tile.key, variant.columns))
 
 
 STEP = PagedDecodeStep(
@@ -76,5 +83,10 @@ STEP = PagedDecodeStep(
     change="The kernel looks a tile's page up in the table, and loads it from where it lies.",
     previous=step901_gathered.STEP,
     default_problem=PAGED_DECODING,
-    **{**step900_split_kv.STEP.holes(), "load_key": load_key_from_pages, "load_value": load_value_from_pages},
+    **{
+        **SPLIT_KV.holes(),
+        "load_key": load_key_from_pages,
+        "load_value": load_value_from_pages,
+        "softmax": OnlyFor(in_fp8, softmax_with_offset, otherwise=SPLIT_KV.softmax),
+    },
 )

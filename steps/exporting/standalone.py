@@ -81,7 +81,7 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
         raise Unsupported(f"step {step.label} has no kernel of its own to export: it {what}")
     if reason := step.unsupported(problem, arch):
         raise Unsupported(f"step {step.label}: {reason}")
-    for name in ("lengths", "sinks"):
+    for name in ("lengths", "sinks", "kv_dtype"):
         if name in problem.features:
             raise Unsupported(f"step {step.label} cannot be exported: its own problem has {FEATURES[name]}")
     launch = launch_of(step.configured(problem, arch), problem, arch)

@@ -15,6 +15,8 @@ from tutorial_lib.compiler import CUTILE_ARCHITECTURES
 from tutorial_lib.problem import FP8, Problem
 
 FIRST = 90  # cuTile 1.7 takes e4m3 from sm_90 on
+ARCHITECTURES = tuple(arch for arch in CUTILE_ARCHITECTURES if int(arch.removeprefix("sm_")) >= FIRST)
+ELSEWHERE = f"made of numbers in fp8, which cuTile has for {', '.join(ARCHITECTURES)}, not for {{}}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +30,8 @@ class Fp8CuTileStep(QuantizedStep, CuTileStep):
     fast_acc: bool = hole(by_problem=True)
 
     formats: ClassVar[tuple[str, ...]] = (FP8,)  # ct.mma wants the weights, which are e4m3, and V in one
-    architectures: ClassVar[tuple[str, ...]] = tuple(
-        arch for arch in CUTILE_ARCHITECTURES if int(arch.removeprefix("sm_")) >= FIRST
-    )
-    elsewhere: ClassVar[str] = f"made of products in fp8, which cuTile has for {', '.join(architectures)}, not for {{}}"
+    architectures: ClassVar[tuple[str, ...]] = ARCHITECTURES
+    elsewhere: ClassVar[str] = ELSEWHERE
     head_dims: ClassVar[tuple[int, ...]] = (64, 128, 256)  # tileiras 13.5 spills 376 bytes in tiles of 32 columns
 
     def sums_in_tensor_cores(self, problem: Problem) -> bool:

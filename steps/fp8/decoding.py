@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from steps.core.quantized import QuantizedStep
 from steps.everyday import step900_split_kv
 from steps.everyday.decoding import DecodeStep
-from steps.everyday.variant import NUMBERS
-from steps.fp8.cutile import Fp8CuTileStep
+from steps.fp8 import cutile
 from tutorial_lib.problem import FP8, Problem
-
-if TYPE_CHECKING:
-    import torch
 
 SPLIT_KV = step900_split_kv.STEP  # its kernel is the one that reads fp8, too, though its part has a higher number
 
@@ -24,8 +20,8 @@ class QuantizedDecodeStep(QuantizedStep, DecodeStep):
     """As ``DecodeStep``, of queries in 16 bits and keys and values in fp8."""
 
     takes: ClassVar[tuple[str, ...]] = ("kv_dtype",)
-    architectures: ClassVar[tuple[str, ...]] = Fp8CuTileStep.architectures
-    elsewhere: ClassVar[str] = f"made of numbers in fp8, which cuTile has for {', '.join(architectures)}, not for {{}}"
+    architectures: ClassVar[tuple[str, ...]] = cutile.ARCHITECTURES
+    elsewhere: ClassVar[str] = cutile.ELSEWHERE
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if problem.fp8:
@@ -41,14 +37,6 @@ class QuantizedDecodeStep(QuantizedStep, DecodeStep):
         decoded = self.runner(function, problem, tensors[0].device, return_lse)
 
         def launch(q, k, v, k_scale, v_scale, out):
-            return decoded(q, (in_words(k), in_words(v)), out, k_scale, v_scale)
+            return decoded(q, (k, v), out, k_scale, v_scale)
 
         return launch
-
-
-def in_words(x: torch.Tensor) -> torch.Tensor:
-    """x ``[B, H, S, D]`` in fp8 as words, int32 ``[B, H, S, D / 4]``; a copy where its memory has none."""
-    import torch
-
-    whole = x.stride(-1) == 1 and not any(n % NUMBERS for n in (x.data_ptr(), x.storage_offset(), *x.stride()[:-1]))
-    return (x if whole else x.clone(memory_format=torch.contiguous_format)).view(torch.int32)

@@ -23,7 +23,7 @@ RARE = 0.001  # of all numbers are outliers
 
 def in_two_levels(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """weights @ values in float32, as step 305 adds: a tile of keys in the tensor cores, and tiles in float32."""
-    return sum(tensor_cores.product(*tile) for tile in zip(weights.split(TILE, 1), values.split(TILE)))
+    return sum(tensor_cores.product(*tile) for tile in zip(weights.split(TILE, -1), values.split(TILE, -2)))
 
 
 ADDS = reference.in_float32, in_two_levels, tensor_cores.product

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from steps.core.fused import FusedStep
 from steps.core.step import Step
 from tutorial_lib import worker
 from tutorial_lib.problem import Problem
@@ -56,6 +57,18 @@ class Ahead:
             return None
         self.waiting -= 1
         return found
+
+
+def differing(kernels: Sequence[tuple[Step, Problem]], arch: str) -> list[tuple[Step, Problem]]:
+    """Those that have a kernel of their own, of such as run the same the first: lengths alone make none other."""
+    found, ran = [], []
+    for step, problem in kernels:
+        if isinstance(step, FusedStep) and step.unsupported(problem, arch) is None:
+            runs = step.what_runs(problem, arch)
+            if runs not in ran:
+                ran.append(runs)
+                found.append((step, problem))
+    return found
 
 
 def compile_ahead(

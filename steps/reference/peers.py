@@ -14,6 +14,7 @@ from typing import ClassVar
 from steps.core.paged import TorchPaged
 from steps.core.quantized import TorchQuantized
 from steps.core.step import TorchStep
+from steps.reference import cudnn_graph
 from steps.reference.autograd import AutogradGradients
 from steps.reference.step001_naive import quadratic_bytes
 from tutorial_lib.architectures import ARCHITECTURES
@@ -77,6 +78,7 @@ class PagedPeer(_Elsewhere, TorchPaged):
     """Somebody else's attention to keys in pages."""
 
     backend: ClassVar[str] = "peer"
+    takes: ClassVar[tuple[str, ...]] = ("page_size",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,14 @@ class QuantizedPeer(_Elsewhere, TorchQuantized):
 
     def sums_in_tensor_cores(self, problem) -> bool:
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneScalePeer(QuantizedPeer):
+    """One that takes a scale for a tensor, and writes e4m3."""
+
+    one_scale: ClassVar[bool] = True
+    writes: ClassVar[str | None] = FP8
 
 
 @cache
@@ -304,6 +314,16 @@ PEERS = (
         top_left=False,
     ),
     Peer(
+        name="cudnn",
+        title="cuDNN by its own package",
+        change="cuDNN's fused attention, as its own Python package builds it.",
+        function=cudnn_graph.attention,
+        architectures=CUTILE_ARCHITECTURES,
+        takes=("head_dim_v",),
+        requires="cudnn",
+        install="pip install nvidia-cudnn-frontend",
+    ),
+    Peer(
         name="tilegym",
         title="TileGym",
         change="NVIDIA's tuned attention in cuTile.",
@@ -337,6 +357,15 @@ QUANTIZED_PEERS = (
         requires="flash_attn_interface",
         install="pip install tokenspeed-fa3",
         top_left=False,
+    ),
+    OneScalePeer(
+        name="cudnn",
+        title="cuDNN by its own package",
+        change="cuDNN's attention in fp8 on Hopper: one scale a tensor, and the output in e4m3.",
+        function=cudnn_graph.fp8_attention,
+        architectures=("sm_90",),
+        requires="cudnn",
+        install="pip install nvidia-cudnn-frontend",
     ),
 )
 

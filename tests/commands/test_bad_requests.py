@@ -49,7 +49,7 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
         (["--dtype", "float8_e4m3fn", "--steps", "exp2"], "must be steps of the fp8 pass, got 3 exp2"),
         (["--kv-dtype", "float16"], "--kv-dtype: invalid choice: 'float16' (choose from 'float8_e4m3fn')"),
         (["--kv-dtype", "float8_e4m3fn", "--direction", "backward"], "--kv-dtype: is for attention on one GPU"),
-        (["--kv-dtype", "float8_e4m3fn", "--page-size", "64"], "--kv-dtype: is for attention on one GPU"),
+        (["--kv-dtype", "float8_e4m3fn", "--page-size", "64", "--window", "5"], "--window: no step for inputs in"),
         (["--kv-dtype", "float8_e4m3fn", "--window", "5"], "--window: no step for inputs in float8_e4m3fn takes it"),
         (["--kv-dtype", "float8_e4m3fn", "--steps", "exp2"], "must be steps of the fp8 pass, got 3 exp2"),
         (["--device", "tpu"], "--device: invalid choice: 'tpu'"),

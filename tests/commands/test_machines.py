@@ -199,7 +199,7 @@ def test_the_doctor_says_why_a_part_does_not_run(monkeypatch, capsys, t4):
 
 def test_a_part_of_several_kinds_of_kernels_says_why_none_of_them_runs():
     reason = why_not("sm_89")["fp8"]
-    assert "made of wgmma, which sm_90 alone has, not sm_89; made of products in fp8, which cuTile has for " in reason
+    assert "made of wgmma, which sm_90 alone has, not sm_89; made of numbers in fp8, which cuTile has for " in reason
 
 
 def test_parts_without_their_package_say_so():

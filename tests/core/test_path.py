@@ -8,6 +8,7 @@ from steps import STEPS, get_step
 from steps.core.ladder import kernels_of, part_of
 from steps.core.path import path, runs_as_before, stands_on
 from steps.core.problems import DECODING, FULL, HEADLINE, PAGED_DECODING, few_heads, standard
+from tutorial_lib.problem import FP8
 
 USUAL = [HEADLINE, FULL, standard(1024, 64), standard(4096, 256, True), standard(16384, 128, True, "bfloat16")]
 ALWAYS = [*(step.name for step in STEPS if step.number in range(2, 8)), "swizzle", "split_q"]
@@ -57,6 +58,7 @@ def test_a_step_is_compared_with_who_does_what_its_predecessor_does():
 def test_every_pass_and_kind_of_problem_has_a_path_of_its_own():
     assert names(DECODING)[-2:] == ["approx_division", "split_kv"] and "wgmma" not in names(DECODING)
     assert names(PAGED_DECODING, direction="paged") == ["gathered", "paged"]
+    assert names(replace(PAGED_DECODING, kv_dtype=FP8), direction="paged") == ["gathered", "paged"]  # nobody's own
     backward = path(HEADLINE, "sm_90", "backward")
     assert backward[0].name == "sdpa_gradients" and {step.direction for step in backward} == {"backward"}
     assert not any(step.fork for step in backward) and len(backward) > 8

@@ -52,6 +52,12 @@ def test_pages_are_a_pass_of_their_own_with_a_mask(capsys, tmp_path):
     assert status == 0 and "Attention to keys in pages" in out and "causal pages of 16" in out
     assert found["direction"] == "paged" and found["problem"]["page_size"] == 16
     assert [(m["name"], m["correct"]) for m in found["steps"]] == [("gathered", True), ("paged", True)]
+    status, out, _ = call(
+        capsys, *asked, "--kv-dtype", "float8_e4m3fn", "--device", "cpu", "--output-dir", tmp_path / "fp8"
+    )
+    found = recorded(tmp_path / "fp8")
+    assert status == 0 and "fp16 kv=fp8 causal pages of 16" in out and found["direction"] == "paged"
+    assert [(m["name"], m["correct"]) for m in found["steps"]] == [("gathered", True), ("paged", True)]
 
 
 def test_grids_of_decoding():

@@ -53,6 +53,15 @@ def test_records_are_set_beside_the_peer(monkeypatch):
     assert nothing == "No record of this grid holds flash_attn_9."
 
 
+def test_what_transposing_moves_is_told_as_a_share(monkeypatch):
+    [run, *_] = [run for run in recorded_runs(RESULTS, "fp8") if run.by_speed()[0].name == "p_offset"]
+    monkeypatch.setattr(summary, "recorded_grid", lambda _: [run])
+    shape, seconds = run.the_problem(), run.by_speed()[0].latency_ms.median / 1000
+    read_and_written = 2 * shape.batch * shape.heads * shape.seq_len_kv * shape.head_dim
+    [shown] = summary.transposing("fp8", 2 * read_and_written / seconds).parts
+    assert "| 50% |" in shown
+
+
 def test_in_records_no_error_is_above_the_peers():
     compared = 0
     for run in recorded_runs(RESULTS, "fp8"):

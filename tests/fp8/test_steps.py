@@ -252,7 +252,7 @@ def test_what_no_step_takes():
     assert "not in float16" in step.unsupported(sixteen_bits(), "sm_90")
     assert "sm_90 alone" in step.unsupported(problem(), "sm_100")
     in_cutile = get_step("cutile_fp8")
-    assert "made of products in fp8" in in_cutile.unsupported(problem(), "sm_89")
+    assert "made of numbers in fp8" in in_cutile.unsupported(problem(), "sm_89")
     assert in_cutile.unsupported(problem(), "sm_100") is None
     assert "heads * seq_len * head_dim" in in_cutile.unsupported(problem(seq_len_kv=2**23), "sm_90")
     assert step.unsupported(sixteen_bits(kv_dtype=FP8), "sm_90") == "takes no keys and values alone in fp8"

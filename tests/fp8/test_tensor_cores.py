@@ -76,12 +76,12 @@ def made(broken=lambda weights, v: (weights, v), scale_of_value=None, adds=produ
 
 def without_a_tile(weights, v):
     v = v.clone()
-    v[TILE] = 0
+    v[:, TILE] = 0
     return weights, v
 
 
 def with_a_tile_twice(weights, v):
-    return torch.cat([weights, weights[:, TILE]], 1), torch.cat([v, v[TILE]])
+    return torch.cat([weights, weights[..., TILE]], -1), torch.cat([v, v[:, TILE]], 1)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_no_losses_are_allowed_to_a_gpu_that_has_none(asked, monkeypatch):
         made(without_a_tile),
         made(with_a_tile_twice),
         made(scale_of_value=torch.ones(1, 1)),
-        made(lambda weights, v: (weights.roll(1, 1), v)),
+        made(lambda weights, v: (weights.roll(1, -1), v)),
     ],
     ids=["a tile is forgotten", "a tile counts twice", "a scale is forgotten", "keys moved"],
 )
@@ -145,3 +145,14 @@ def test_a_kernel_that_says_so_is_right_in_a_long_row():
         assert found.correct, found.explain()
         errors[name] = found.max_error
     assert errors["p_offset"] > 1.5 * errors["two_level_accumulation"]
+
+
+def test_several_products_at_once_are_those_products(monkeypatch):
+    """Whole or in pieces, along each of their dimensions."""
+    a, b = (torch.randn(shape).to(torch.float8_e4m3fn) for shape in ((3, 9, 70), (3, 70, 11)))
+    c = torch.randn(3, 9, 11)
+    each = torch.stack([product(*one) for one in zip(a, b, c)])
+    assert torch.equal(product(a, b, c), each)
+    for piece in (32 * 9 * 11, 32 * 40, 32):
+        monkeypatch.setitem(tensor_cores.PIECE, "cpu", piece)
+        assert torch.equal(product(a, b, c), each)

@@ -10,6 +10,7 @@ from steps.core.problems import DECODING, PAGED_DECODING
 from steps.measuring.measure import Settings, measure
 from tutorial_lib import passes, reference
 from tutorial_lib.passes import FORWARD
+from tutorial_lib.problem import FP8
 
 pytestmark = pytest.mark.gpu
 NAMES = ("group_rows", "split_kv", "last_block_merges")
@@ -65,14 +66,14 @@ def test_compile_is_what_a_launch_compiles(name):
     assert launched == mine
 
 
+@pytest.mark.parametrize("kv_dtype", [None, FP8])
 @pytest.mark.parametrize("page_size", [8, 16, 64, 256])
 @pytest.mark.parametrize("queries", [1, 5, 16])
 @pytest.mark.parametrize("step", PAGED, ids=lambda s: s.name)
-def test_pages_are_read_and_nothing_else(step, queries, page_size):
+def test_pages_are_read_and_nothing_else(step, queries, page_size, kv_dtype):
+    kind = dataclasses.replace(PAGED_DECODING, seq_len_q=queries, page_size=page_size, kv_dtype=kv_dtype)
     for head_dim in (64, 128, 256):
-        shape = dataclasses.replace(
-            PAGED_DECODING, seq_len_q=queries, page_size=page_size, seq_len_kv=9001, head_dim=head_dim
-        )
+        shape = dataclasses.replace(kind, seq_len_kv=9001, head_dim=head_dim)
         inputs = passes.PAGED.inputs(shape, 1, "cuda")
         exact = passes.PAGED.reference(shape, inputs)
         found = passes.PAGED.check(step, shape, inputs, exact, passes.PAGED.yardstick(shape, inputs, exact))
@@ -108,8 +109,9 @@ def test_speed_is_told_in_bytes_a_second_of_a_cold_cache():
         assert m.status == "measured" and 0 < m.percent_of_ceiling < 130, (m.name, m.reason, m.percent_of_ceiling)
 
 
-def test_pages_are_measured():
-    shape = dataclasses.replace(PAGED_DECODING, batch=2, seq_len_kv=8192)
+@pytest.mark.parametrize("kv_dtype", [None, FP8])
+def test_pages_are_measured(kv_dtype):
+    shape = dataclasses.replace(PAGED_DECODING, batch=2, seq_len_kv=8192, kv_dtype=kv_dtype)
     run, _, _ = measure(shape, list(PAGED), [], Settings(device="cuda", seed=1, rounds=2))
     assert run.direction == "paged" and [m.status for m in run.steps] == ["measured"] * len(PAGED)
     assert run.measurement("paged").gigabytes_per_s and run.measurement("paged").speedup_vs_baseline

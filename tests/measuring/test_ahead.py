@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from steps import get_step
-from steps.measuring.ahead import KERNELS_A_PROCESS, Ahead, compile_ahead
+from steps.core.grids import GRIDS
+from steps.measuring.ahead import KERNELS_A_PROCESS, Ahead, compile_ahead, differing
 from steps.measuring.bench import Bench
 from steps.measuring.measure import Progress, Settings, _as_compiled, _Contender, _share_out, measure
 from tests import faulty
@@ -111,6 +112,17 @@ def test_a_few_kernels_are_not_worth_a_process():
     steps = [get_step(name) for name in NAMES[: 2 * KERNELS_A_PROCESS - 1]]
     compile_ahead([(step, SMALL) for step in steps], "sm_90", 45.0, pytest.fail)
     assert cold(steps) == [step.name for step in steps]
+
+
+def test_of_many_problems_those_kernels_are_compiled_that_differ():
+    """In fp8 one for each head_dim and mask. Steps that stand on another and run the same there have none."""
+    grid = GRIDS["fp8"].problems
+    pairs = [(get_step(name), shape) for shape in grid for name in ("fp8_dequantized", "p_offset")]
+    assert differing(pairs, "sm_90") == [(get_step("p_offset"), shape) for shape in grid[:6]]
+    assert differing(pairs, "sm_80") == []
+    three = [(get_step(name), shape) for shape in grid for name in ("p_offset", "fp8_three_warpgroups")]
+    own = [(step.name, shape.head_dim) for step, shape in differing(three, "sm_90")]
+    assert own.count(("fp8_three_warpgroups", 64)) == 2 and len(own) == 6 + 2
 
 
 @pytest.mark.parametrize(
