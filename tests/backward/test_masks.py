@@ -136,3 +136,10 @@ def test_layers_of_models_with_windows_are_trained_by_hoppers_kernels(shape):
     whole = replace(shape, window=None)
     assert step.work(shape, "sm_90").iterations < step.work(whole, "sm_90").iterations / 2
     assert step.variant(whole).sharing == shape.group_size
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_window_spills_no_more_than_a_causal_mask(head_dim):
+    step, causal = BEST[1], replace(GPT_OSS, head_dim=head_dim, window=None)
+    masked, whole = (step.compile(shape) for shape in (replace(causal, window=128), causal))
+    assert masked.spilled_bytes <= whole.spilled_bytes and masked.registers <= whole.registers
