@@ -17,11 +17,14 @@ from steps.core.problems import standard
 from steps.core.step import Unsupported
 from steps.core.tiles import Tile
 from steps.everyday.step908_attention_sinks import GPT_OSS
+from steps.reference.autograd import AutogradGradients
+from steps.reference.peers import peers_of
 from tests.checking import assert_right
 from tests.distinct import named
 from tests.shapes import problem
 from tutorial_lib.passes import BACKWARD, FORWARD
 from tutorial_lib.problem import Problem
+from tutorial_lib.reference import unfused
 
 TAKING = [step for step in GRADIENTS if isinstance(step, CuTileGradients | HopperGradients)]
 BEST = [get_step(name) for name in ("two_blocks", "deferred_reduce_add", "fast_deterministic")]
@@ -61,6 +64,16 @@ def test_queries_behind_the_window_are_not_read(step):
         x[:, :, 512:] = float("nan")
     for made, true in zip(BACKWARD.call(step, shape, inputs), exact, strict=True):
         assert (made[:, :, :384].double() - true[:, :, :384]).abs().max() < 0.02 * true.abs().max()
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[4]], ids=named)
+def test_a_peers_own_gradients_know_the_mask(shape):
+    """Soft caps beside a window, too; and a call without them is another."""
+    peer = AutogradGradients(name="peer", title="", change="", function=unfused, takes=("window", "softcap"))
+    for asked in (shape, replace(shape, window=None, softcap=None)):
+        assert_right(peer, asked)
+    told = {peer.name: peer.takes for peer in peers_of("backward")}
+    assert told["flash_attn_4"] == ("window", "softcap") and told["sdpa_flash"] == ()
 
 
 def test_tiles_outside_the_window_are_not_counted():
