@@ -231,7 +231,7 @@ class Work(NamedTuple):
     """What a block computes: its tile of keys, and an iteration for each tile of queries, those of a head together.
 
     head: the kv head; where query heads have blocks of their own, the query head. first: the first tile of queries that
-    sees the keys; a_head: tiles from there, to the last that does; cut: tiles below it need the mask.
+    sees the keys; a_head: tiles from there; cut: tiles below it need the mask.
     """
 
     key_row: object
@@ -292,8 +292,8 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     if variant.ragged and (j + 1) * TILE_KEY > seq_len_kv:
         cut = query_tiles
     end = query_tiles
-    if variant.window:
-        end = (j + 1) * TILE_KEY - 1 + gl.minimum(variant.window, seq_len_q)  # it may be nearly 2^31
+    if variant.window:  # queries behind see none of these keys; a window may be nearly 2^31
+        end = (j + 1) * TILE_KEY - 1 + gl.minimum(variant.window, seq_len_q)
         end = gl.minimum(query_tiles, gl.cdiv(end, TILE_QUERY))
     return Work(j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, end - first, cut)
 
