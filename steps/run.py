@@ -296,9 +296,13 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
         raise BadRequest(f"argument --{what}: no step for inputs in {[*in_fp8, FP8][0]} takes it")
     if options.sinks and options.parallel is not None:
         raise BadRequest("argument --sinks: is for one GPU; no step over several takes them")
-    if masks and (options.direction == "backward" or options.parallel is not None):
-        others = "no gradients, and no step over several GPUs"
-        raise BadRequest(f"argument --{masks[0].replace('_', '-')}: is for attention on one GPU; {others}")
+    who, taken = "", masks
+    if options.direction == "backward":
+        who, taken = "for gradients", taken_by_gradients()
+    if options.parallel is not None:
+        who, taken = "over several GPUs", ()
+    if others := [name for name in masks if name not in taken]:
+        raise BadRequest(f"argument --{others[0].replace('_', '-')}: no step {who} takes it")
     if options.lengths:
         given = {"--seq-len": options.seq_len != [2048], "--seq-len-kv": options.seq_len_kv, "--batch": options.batch}
         given |= {"--seq-len-q": options.seq_len_q, "--page-size": options.page_size}
@@ -376,6 +380,13 @@ def direction_of(options: argparse.Namespace) -> str:
     return "paged" if pages else options.direction
 
 
+def taken_by_gradients() -> set[str]:
+    """What backward steps take beside plain attention, of ``Problem.features``."""
+    from steps.core.ladder import steps_of
+
+    return {name for step in steps_of("backward") for name in step.takes}
+
+
 def _problems_of_grid(options: argparse.Namespace, device: str) -> list[tuple]:
     from steps.core.grids import GRIDS, some_of
 
@@ -388,7 +399,7 @@ def _problems_of_grid(options: argparse.Namespace, device: str) -> list[tuple]:
         found = some_of(GRIDS[options.grid].problems, options.problems, options.grid)
     except ValueError as error:
         raise BadRequest(f"argument --problems: {error}") from None
-    if options.direction == "backward" and any({*problem.features} - {"sinks"} for problem in found):
+    if options.direction == "backward" and any({*problem.features} - taken_by_gradients() for problem in found):
         raise BadRequest(f"argument --grid: {options.grid} is for attention, and not for its gradients")
     return [(problem, problem) for problem in found]
 

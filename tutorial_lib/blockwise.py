@@ -123,7 +123,7 @@ def gradients(
 
 def row_sums(o: torch.Tensor, do: torch.Tensor) -> torch.Tensor:
     """delta: sums of do * o ``[..., Dv]`` along the last axis, in float32."""
-    return (o.float() * do.float()).sum(-1)
+    return (o.float() * do).sum(-1)  # in float32, without a copy of do in it
 
 
 def gradient_of_sinks(sinks: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:

@@ -318,7 +318,7 @@ class Backward(Pass):
         both = problem.head_dim + problem.value_dim
         gradients = 8 * problem.batch * (queries * problem.head_dim + keys * both)
         checking = gradients + 5 * reference.SCORE_BYTES if check else 0
-        if check and problem.sinks:  # PyTorch's gradients are those of the formula then, a head at a time, in float32
+        if check and problem.features:  # PyTorch's gradients are those of the formula, a head at a time, in float32
             checking += 5 * 4 * problem.batch * problem.seq_len_q * problem.seq_len_kv
         return self.tensor_bytes(problem) + 8 * problem.batch * queries * problem.value_dim + checking
 

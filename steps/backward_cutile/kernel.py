@@ -127,7 +127,8 @@ def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
     if variant.causal:
         first = min(tiles, (j * variant.tile.key) // variant.tile.query)
     if variant.window:  # later queries see none of these keys
-        tiles = min(tiles, ct.cdiv((j + 1) * variant.tile.key - 1 + variant.window, variant.tile.query))
+        end = (j + 1) * variant.tile.key - 1 + min(variant.window, Q.shape[2])  # it may be nearly 2^31
+        tiles = min(tiles, ct.cdiv(end, variant.tile.query))
     heads = variant.group_size
     if variant.leaves_unseen:
         heads = min(heads, (tiles - first) * heads)

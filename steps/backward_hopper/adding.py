@@ -199,11 +199,14 @@ def add_last(arrays, tiles, iterations, work, warpgroup: gl.constexpr, variant: 
 
 
 @gluon.jit
-def count_of(counts, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
+def count_of(aside, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Where it is counted how many blocks have added to this warpgroup's dQ of an iteration's tile."""
     head, i = position(work, iteration, variant)
     line = work.batch * work.heads + head
-    return counts + ((line * (work.first + work.a_head) + i) * variant.warpgroups + warpgroup)
+    tiles = work.first + work.a_head
+    if variant.window:  # before the last tile of queries a block's may end
+        tiles = aside.padded // variant.tile.query
+    return aside.counts + ((line * tiles + i) * variant.warpgroups + warpgroup)
 
 
 @gluon.jit
@@ -225,13 +228,13 @@ def pass_on(aside, iteration, work, warpgroup: gl.constexpr, variant: gl.constex
     if variant.adding.by_tma:
         gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     gl.barrier()  # one thread counts for all
-    gl.atomic_add(count_of(aside.counts, iteration, work, warpgroup, variant), 1, sem="release", scope="gpu")
+    gl.atomic_add(count_of(aside, iteration, work, warpgroup, variant), 1, sem="release", scope="gpu")
 
 
 @gluon.jit
 def await_blocks_before(barriers, aside, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Wait until all blocks that add to an iteration's tile earlier have."""
-    count = count_of(aside.counts, iteration, work, warpgroup, variant)
+    count = count_of(aside, iteration, work, warpgroup, variant)
     before = blocks_before(iteration, work, variant)
     gl.inline_asm_elementwise(AWAIT, "=r,l,r", [count, before], dtype=gl.int32, is_pure=False, pack=1)
 

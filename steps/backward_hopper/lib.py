@@ -291,9 +291,11 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
         cut = gl.minimum(query_tiles, gl.cdiv((j + 1) * TILE_KEY - 1, TILE_QUERY))
     if variant.ragged and (j + 1) * TILE_KEY > seq_len_kv:
         cut = query_tiles
-    return Work(
-        j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, query_tiles - first, cut
-    )
+    end = query_tiles
+    if variant.window:  # queries behind see none of these keys; a window may be nearly 2^31
+        end = (j + 1) * TILE_KEY - 1 + gl.minimum(variant.window, seq_len_q)
+        end = gl.minimum(query_tiles, gl.cdiv(end, TILE_QUERY))
+    return Work(j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, end - first, cut)
 
 
 @gluon.jit

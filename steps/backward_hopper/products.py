@@ -88,12 +88,17 @@ def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr, variant: gl.con
 def weigh(scores, lse, first_key, i, scale, work, variant: gl.constexpr):
     """The weights [key, query] again, from scores and log-sum-exps in base 2; zero where the mask hides."""
     weights = exp2(scores * scale - lse)
-    if variant.causal or variant.ragged:  # noqa: SIM102
-        if i < work.cut:
+    if variant.causal or variant.ragged:
+        masked = i < work.cut
+        if variant.window:
+            masked |= (i + 1) * variant.tile.query - variant.window > first_key
+        if masked:
             key = first_key + gl.arange(0, variant.keys, gl.SliceLayout(1, variant.scores))
             query = i * variant.tile.query + gl.arange(0, variant.tile.query, gl.SliceLayout(0, variant.scores))
             if variant.causal:
                 weights = gl.where(key[:, None] <= query[None, :], weights, 0.0)
+            if variant.window:
+                weights = gl.where(key[:, None] > query[None, :] - variant.window, weights, 0.0)
             if variant.ragged:
                 weights = gl.where((key < work.seq_len_kv)[:, None], weights, 0.0)
     return weights

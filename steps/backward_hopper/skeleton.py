@@ -49,12 +49,13 @@ class HopperGradients(TmaGradients):
     adding_unmasked: at head_dim 64 without a mask, in place of ``adding``.
     sequence: in which order blocks add to dQ; in a fixed one, for the same bits every time.
     sections: under a causal mask, blocks begin in sections of heads, and of a section the longest first; not where a
-    block has several query heads. Blocks that add in order begin so without a mask, and of a section those with the
-    first keys.
+    block has several query heads, nor under a sliding window, which makes blocks about as long as each other. Blocks
+    that add in order begin so without a mask, and of a section those with the first keys.
     turns: in which order warpgroups compute weights and dS, at head_dim 128.
     helpers: warps of the producer's warpgroup that had nothing to do. wide_helpers: at head_dim 256. Spare warps
     prepare and scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but
-    not with grouped heads, unless these are apart; short_helpers: where they cannot keep pace.
+    not with grouped heads, unless these are apart, nor under a sliding window; short_helpers: where they cannot keep
+    pace.
     cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where that pays
     (``heads_apart``), and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
     keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask.
@@ -91,6 +92,7 @@ class HopperGradients(TmaGradients):
     shown: ClassVar[str] = (
         "The kernel whose blocks own keys (steps/backward_hopper/rows.py has the small ones around it)"
     )
+    takes: ClassVar[tuple[str, ...]] = ("window", "sinks")
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
     pads_head_dim: ClassVar[bool] = True
 
@@ -105,7 +107,7 @@ class HopperGradients(TmaGradients):
         if (self.helpers.hear or self.wide_helpers.hear) and not self.deterministic:
             raise ValueError("warps that add take sequence=IN_ORDER: elsewhere nobody waits for a turn to add")
         fits = self.adding.fours and not self.deterministic
-        if (self.helpers is spare.SPARE or self.cta_per_query_head) and not fits:
+        if (self.helpers == spare.SPARE or self.cta_per_query_head) and not fits:
             raise ValueError("spare warps and cta_per_query_head take adding by fours, in any order")
 
     @property
@@ -116,7 +118,7 @@ class HopperGradients(TmaGradients):
     @property
     def deterministic(self) -> bool:
         """Whether blocks add to dQ in a fixed order."""
-        return self.sequence is by.IN_ORDER
+        return self.sequence == by.IN_ORDER
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -131,7 +133,7 @@ class HopperGradients(TmaGradients):
 
     def kernel(self, problem: Problem):
         """The kernel whose blocks own keys."""
-        alone = self.generation is spare.fmha_backward and self.variant(problem).helpers is lib.NOBODY
+        alone = self.generation is spare.fmha_backward and self.variant(problem).helpers == lib.NOBODY
         return apart.fmha_backward if alone else self.generation
 
     def scratch_bytes(self, problem: Problem) -> int:
@@ -171,14 +173,14 @@ class HopperGradients(TmaGradients):
         masked = problem.causal or ragged
         sharing = problem.group_size if self.cta_per_query_head and self.heads_apart(problem, tile) else 1
         group_size = problem.group_size // sharing
-        l2_aware_lpt = self.sections and group_size == 1 and problem.causal != self.deterministic
+        l2_aware_lpt = self.sections and group_size == 1 and problem.causal != self.deterministic and not problem.window
         section = 0
         if l2_aware_lpt:
             heads = problem.batch * problem.kv_heads * sharing
             section = SECTION if self.deterministic else section_for(heads, blocks)
         ahead = max(AT_ONCE, section)
         helpers = self.wide_helpers if wide else self.helpers
-        if helpers is spare.SPARE:
+        if helpers == spare.SPARE:
             helpers = self.spare_for(problem, tile, group_size, ahead)
         adding = self.wide_adding if wide else self.adding
         if self.adding_unmasked and head_dim == 64 and not masked:
@@ -202,6 +204,7 @@ class HopperGradients(TmaGradients):
             columns=problem.head_dim,
             group_size=group_size,
             causal=problem.causal,
+            window=problem.window,
             ragged=ragged,
             unseen=self.begin.early and problem.causal and (blocks - 1) * tile.key >= padded,
             warpgroups=1 if self.together else 2,
@@ -242,10 +245,15 @@ class HopperGradients(TmaGradients):
         So it is where a block takes enough iterations for a head, in the mean; else it turns on when the last SM ends.
         What a block takes beside its iterations is counted as one. Adding dK and dV, which are as many sums as dQ of
         some iterations, is counted as these, and ``ROUNDING`` comes to it.
+
+        Under a sliding window it turns on the end alone. Without one, blocks with the last keys are soon several heads
+        ahead of the others (step cta_per_query_head). Blocks of a window are about as long as each other, so that
+        neighbours stay at the same head, and find its queries in L2: a hypothesis, which nobody has measured.
         """
         blocks = -(-problem.seq_len_kv // tile.key)
         mean = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
-        if mean >= (ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART):
+        enough = ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART
+        if mean >= enough and not problem.window:
             return True
         heads = problem.kv_heads, problem.heads
         together, apart = (Work.of_keys(problem, tile, n, PROCESSORS, problem.head_dim) for n in heads)
@@ -253,9 +261,12 @@ class HopperGradients(TmaGradients):
         return apart.iterations + (1 + to_add) * apart.tiles + ROUNDING < together.iterations + together.tiles
 
     def spare_for(self, problem: Problem, tile, group_size: int, ahead: int) -> lib.Helpers:
-        """What spare warps do: they prepare and scale where they keep pace, and where there are heads enough."""
+        """What spare warps do: they prepare and scale where they keep pace, and where there are heads enough.
+
+        Blocks share a head's rows out by the iterations that each takes, which they do not count under a window.
+        """
         blocks = -(-problem.seq_len_kv // tile.key)
-        if group_size > 1 or problem.batch * problem.heads <= heads_ahead(ahead, blocks):
+        if group_size > 1 or problem.window or problem.batch * problem.heads <= heads_ahead(ahead, blocks):
             return lib.NOBODY
         iterations = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
         if iterations >= LEAST_ITERATIONS:

@@ -37,6 +37,7 @@ class Variant:
     columns: int  # of them, those that tensors have; zeros fill up the others
     group_size: int
     causal: bool
+    window: int | None  # of ``Problem``
     ragged: bool  # the last tile of keys is not full
     unseen: bool  # kernels begin early, and there are blocks without an iteration: no query sees their keys
     warpgroups: int  # that compute for themselves, of WARPS / warpgroups warps each; 1: all warps do the same, as one
@@ -116,7 +117,7 @@ class Variant:
     @property
     def counts(self) -> bool:
         """Whether blocks count in global memory how far they are, and others wait for that."""
-        return self.ahead > 0 or self.sequence is not ANY_ORDER
+        return self.ahead > 0 or self.sequence != ANY_ORDER
 
     @property
     def rows_apart(self) -> bool:

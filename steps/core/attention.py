@@ -11,7 +11,7 @@ compute as fast, and PyTorch's own does not know, ``tutorial_lib.blockwise`` doe
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -518,17 +518,18 @@ def _(q, k, v, *asked):
 
 def _gradients(
     q, k, v, o, lse, do, causal=False, scale=None, window=None, right=None, softcap=None, cu_seqlens_q=None,
-    cu_seqlens_k=None, sinks=None, dlse=None,
+    cu_seqlens_k=None, sinks=None, dlse=None, *, of_sinks=True,
 ):  # fmt: skip
     """(dq, dk, dv, dsinks), contiguous, of what ``attention_with_lse`` returned; dsinks is empty without sinks.
 
     By the step that goes with it; with a gradient of lse, and where there is no step, a tile of queries at a time.
+    of_sinks: whether dsinks is wanted; a step leaves it empty else.
     """
     asked, repeats = Asked(causal, scale, window, right, softcap, cu_seqlens_q, cu_seqlens_k, sinks), _must_repeat()
     if dlse is None and (step := _backward_step(q, k, v, asked, repeats)):
-        more = {"window": window, "softcap": softcap, "sinks": sinks}
+        more = {"window": window, "softcap": softcap, "sinks": sinks if of_sinks else None}
         made = step.gradients(q, k, v, o, lse, do.contiguous(), causal, scale, **more)
-        return made if sinks is not None else (*made, q.new_empty(0))
+        return made if more["sinks"] is not None else (*made, q.new_empty(0))
     if dlse is not None and asked.cu_seqlens_q is not None:
         dlse = dlse[None]
     *made, dsinks = _by_blocks(blockwise.gradients, q, k, v, asked, o, lse, do, dlse=dlse)
@@ -548,7 +549,12 @@ def _backward_step(q, k, v, asked: Asked, repeats: bool) -> Step | None:
 
 @lru_cache(maxsize=KEPT)
 def _backward_of_more(problem: Problem, target: str, repeats: bool) -> Step | None:
-    """The kernel for the gradients of a problem with a window, a soft cap or sinks: any record of it here counts."""
+    """The kernel for the gradients of a problem with a window, a soft cap or sinks, of those steps that take it.
+
+    Its own record decides; where there is none, any record of gradients on this architecture counts: by these
+    ``steps.core.cost`` expects how long a step takes for the tiles that a window leaves to it. Sinks are no other
+    kernel. For a window on sm_90 that names one of Hopper's steps, but for a soft cap beside it, which cuTile's take.
+    """
     try:
         choice = _best(problem, target, "backward", repeats)
     except ValueError:
@@ -613,7 +619,11 @@ class _EagerWithMore(torch.autograd.Function):
         _keep(ctx, (q, k, v, *asked), made)
         return made
 
-    backward = staticmethod(_backward_by(lambda *given: (gradients if _backward_watched() else _gradients)(*given)))
+    @staticmethod
+    def backward(ctx, *given):
+        of_sinks = ctx.needs_input_grad[-1]
+        by = gradients if _backward_watched() else partial(_gradients, of_sinks=of_sinks)
+        return _backward_by(by)(ctx, *given)
 
 
 class _Transformed(torch.autograd.Function):

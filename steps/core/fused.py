@@ -47,7 +47,10 @@ class Choices:
 
 
 class Pieces:
-    """Functions that fill a hole together, the fields of a dataclass. It is told by their names."""
+    """Functions that fill a hole together, the fields of a dataclass. It is told by their names.
+
+    Compare with ``==``: in a process that a step was sent to they are equal to a module's own, and not the same object.
+    """
 
     def __str__(self) -> str:
         values = (getattr(self, f.name) for f in dataclasses.fields(self))
@@ -226,6 +229,16 @@ def tiles_seen(problem: Problem, tile: Tile, i: int) -> int:
     keys = min(problem.seq_len_kv, (i + 1) * tile.query) if problem.causal else problem.seq_len_kv
     first = max(0, i * tile.query + 1 - problem.window) // tile.key if problem.window else 0
     return -(-keys // tile.key) - first
+
+
+def queries_seen(problem: Problem, tile: Tile, j: int) -> int:
+    """Tiles of queries of which some query sees a key of the j-th tile of keys."""
+    first, end = 0, -(-problem.seq_len_q // tile.query)
+    if problem.causal:
+        first = j * tile.key // tile.query
+    if problem.window:
+        end = min(end, -(-((j + 1) * tile.key - 1 + problem.window) // tile.query))
+    return max(0, end - first)
 
 
 def _differences(where: str, before: object, now: object) -> Iterator[tuple[str, tuple[object, object]]]:

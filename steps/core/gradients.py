@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, ClassVar
 
+from steps.core.fused import queries_seen
 from steps.core.step import Step, Unsupported, no_scratch
 from steps.core.tensors import check_out, check_sinks, check_strides, kind, plain, sinks_in_float32, tell_autograd
 from steps.core.tiles import Tile
@@ -177,15 +178,8 @@ def kind_of_gradients(
 
 def tiles_visited(problem: Problem, tile: Tile) -> int:
     """Tiles of scores that the blocks which own keys compute together."""
-    rows = -(-problem.seq_len_q // tile.query)
-    columns = range(-(-problem.seq_len_kv // tile.key))
-    seen = 0
-    for j in columns:
-        end = rows
-        if problem.window:
-            end = min(rows, -(-((j + 1) * tile.key - 1 + problem.window) // tile.query))
-        seen += max(0, end - (j * tile.key // tile.query if problem.causal else 0))
-    return problem.batch * problem.heads * seen
+    blocks = range(-(-problem.seq_len_kv // tile.key))
+    return problem.batch * problem.heads * sum(queries_seen(problem, tile, j) for j in blocks)
 
 
 def _as_many(name: str, given, wanted: tuple[str, ...]) -> tuple:

@@ -160,6 +160,18 @@ def _sinks() -> tuple[Problem, ...]:
     return *found, *(replace(problem, window=128) for problem in found)
 
 
+def _window_gradients() -> tuple[Problem, ...]:
+    """Layers of gpt-oss with a window of 128 tokens, and of Gemma 3 with one of 1024 (arXiv 2503.19786)."""
+    of_oss = [replace(problem, window=128) for problem in _gpt_oss()]
+    common = {"dtype": "bfloat16", "causal": True, "window": 1024}
+    heads = ({"heads": 16, "kv_heads": 8, "head_dim": 256}, {"heads": 32, "kv_heads": 16, "head_dim": 128})
+    of_gemma = [
+        Problem(batch=TOKENS // n, seq_len_q=n, seq_len_kv=n, **each, **common)
+        for each, n in product(heads, (4096, 8192, 16384))
+    ]
+    return *of_oss, replace(of_oss[2], sinks=False), *of_gemma
+
+
 def _few_queries() -> tuple[Problem, ...]:
     common = {"batch": 16, "heads": 64, "seq_len_kv": 8192, "head_dim": 128, "dtype": "bfloat16"}
     each = product((1, 4, 16, 64, 128, 256), (8, 1))
@@ -236,6 +248,9 @@ GRIDS = {
     "latent": Grid("latent attention: 128 heads, values of 128 columns beside 192 of the keys", _latent()),
     "gradients_sinks": Grid(
         "attention sinks in the backward pass: layers of gpt-oss, no window", _gpt_oss(), "backward"
+    ),
+    "gradients_windows": Grid(
+        "sliding windows in the backward pass: layers of gpt-oss and Gemma 3", _window_gradients(), "backward"
     ),
     "gradients_models": Grid(
         "those of the backward pass that models ask for beside long sequences", _model_gradients(), "backward"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from steps.core.fused import tiles_seen
+from steps.core.fused import queries_seen, tiles_seen
 from steps.core.tiles import Tile
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
@@ -57,11 +57,8 @@ class Work:
     @classmethod
     def of_keys(cls, problem: Problem, tile: Tile, heads: int, held: int, head_dim: int) -> Work:
         """The work of a backward pass, whose blocks own tiles of keys of so many heads of a sequence."""
-        tiles = -(-problem.seq_len_q // tile.query)
-        firsts = [
-            j * tile.key // tile.query if problem.causal else 0 for j in range(-(-problem.seq_len_kv // tile.key))
-        ]
-        lengths = [max(0, tiles - first) * (problem.heads // heads) for first in firsts]
+        blocks, group = range(-(-problem.seq_len_kv // tile.key)), problem.heads // heads
+        lengths = [queries_seen(problem, tile, j) * group for j in blocks]
         rows = 2 * problem.batch * problem.heads * problem.seq_len_q  # of dQ: written, and read
         return cls.dealt(lengths, problem.batch * heads, held, True, tile, head_dim, rows=rows, kernels=3)
 

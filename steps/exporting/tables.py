@@ -176,14 +176,15 @@ def backward_notes(step: HopperGradients, problem: Problem) -> Notes:
     """Likewise, of the kernel whose blocks own keys.
 
     Where spare warps work for other heads, there are as many heads as it takes that every kind of them has some: the
-    first of them is two ahead.
+    first of them is two ahead. A sliding window changes no barrier, and would leave queries of so few keys none.
     """
     import torch
 
     variant = step.variant(problem)
     batch = 3 if variant.ahead else 1
-    variant = replace(variant, ahead=min(variant.ahead, 1))
-    small, (q, k, v, do) = few_tiles(problem, TILES * variant.tile.query, variant.tile.key, batch)
+    variant, kernel = replace(variant, ahead=min(variant.ahead, 1), window=None), step.kernel(problem)
+    whole = replace(problem, window=None)
+    small, (q, k, v, do) = few_tiles(whole, TILES * variant.tile.query, variant.tile.key, batch)
     sums, lines = torch.zeros(q.shape, dtype=torch.float32), small.batch * small.heads
     numbers, counts = sums.new_zeros(2 * lines, q.shape[2]), torch.zeros(2 * lines * q.shape[2], dtype=torch.int32)
     into = (sums.new_zeros(k.shape),) * 2 if variant.sharing > 1 else (k, v)
@@ -192,7 +193,7 @@ def backward_notes(step: HopperGradients, problem: Problem) -> Notes:
     if variant.spare:
         strides = (q.stride()[:3], q.stride()[:3], sums.stride()[:3], q.stride()[:3])
         passed = (*passed, sums, q, numbers, q, do, sums, strides, rates(small, variant))
-    return noted_launch(step.kernel(problem), passed, variant.warps, step.made_for, blocks=(1, small.kv_heads, batch))
+    return noted_launch(kernel, passed, variant.warps, step.made_for, blocks=(1, small.kv_heads, batch))
 
 
 def query_notes(step: BlackwellGradients, problem: Problem) -> Notes:

@@ -89,7 +89,7 @@ class HopperStep(TmaStep):
         pairs = self.pairs is not False  # for some problems at least
         if pairs and (not self.ends.own or self.order.taken):
             raise ValueError("pairs of blocks take warpgroups that stop at their own ends, and lists of tiles")
-        if self.pairs is True and self.walk is scores.DOWNWARDS:
+        if self.pairs is True and self.walk == scores.DOWNWARDS:
             raise ValueError("where blocks come in pairs they visit the tiles of keys from the first")
         overlaps = self.generation not in (one_by_one.fmha, producer.consume)
         if self.in_pieces and (not overlaps or self.softmax is scores.wait_behind_softmax):
@@ -136,7 +136,7 @@ class HopperStep(TmaStep):
         neighbours = PAIR if step.pairs else 1
         tile = Tile(neighbours * step.groups * ROWS, launched(problem).key)
         warpgroup_causal_bound = step.ends.own and problem.causal
-        downwards = warpgroup_causal_bound and step.walk is scores.DOWNWARDS
+        downwards = warpgroup_causal_bound and step.walk == scores.DOWNWARDS
         ends = (lib.OWN_BEGINNING if downwards else step.ends) if warpgroup_causal_bound else lib.BLOCKS_END
         return Variant(
             tile=tile,

@@ -67,7 +67,7 @@ class Variant:
     sinks: bool = False  # every query head has a sink
 
     def __post_init__(self):
-        if self.walk is DOWNWARDS and self.neighbours > 1:
+        if self.walk == DOWNWARDS and self.neighbours > 1:
             raise ValueError("blocks in pairs visit the tiles of keys from the first")
         if self.packed and not (self.schedule.tells and self.neighbours == 1 and not self.in_pieces):
             raise ValueError("packed sequences take persistent blocks, each for itself, and head_dim in one piece")

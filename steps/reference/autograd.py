@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import ClassVar
 
 from steps.core.gradients import GradientStep
 from tutorial_lib import reference
-from tutorial_lib.problem import BYTES_PER_ELEMENT
+from tutorial_lib.problem import BYTES_PER_ELEMENT, masks
 
 KEPT = 8  # forward passes that are remembered; a measurement lets so many sets of inputs take turns
 
@@ -38,7 +38,8 @@ class ForwardPasses:
             if (made := self._made.get(key)) is None:
                 while len(self._made) >= KEPT:
                     del self._made[next(iter(self._made))]
-                made = self._made[key] = reference.with_graph(self._function, q, k, v, problem.causal, problem.scale)
+                function = partial(self._function, **masks(problem))
+                made = self._made[key] = reference.with_graph(function, q, k, v, problem.causal, problem.scale)
         return made
 
 
@@ -47,12 +48,16 @@ passes_of = cache(ForwardPasses)
 
 @dataclass(frozen=True, kw_only=True)
 class AutogradGradients(GradientStep):
-    """Asks autograd for the gradients of the forward pass ``function(q, k, v, causal, scale)``."""
+    """Asks autograd for the gradients of the forward pass ``function(q, k, v, causal, scale)``.
+
+    takes: windows and soft caps, where ``function`` takes these by name. Its weights are those of its own forward pass,
+    so that it takes no sinks.
+    """
 
     function: Callable
+    takes: tuple[str, ...] = ()
 
     backend: ClassVar[str] = "torch"
-    takes: ClassVar[tuple[str, ...]] = ()  # its weights are those of its own forward pass
 
     def scratch_bytes(self, problem):
         """The output and the log-sum-exp that the forward pass keeps for itself."""

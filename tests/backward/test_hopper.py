@@ -37,6 +37,7 @@ SHAPES = [
     problem(batch=1, heads=2, seq_len_q=400, seq_len_kv=300, head_dim=128, causal=False),
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=200, seq_len_kv=150, head_dim=256),
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=300, seq_len_kv=300, head_dim=64, causal=False),
+    *(problem(batch=1, heads=2, kv_heads=1, seq_len_q=450, seq_len_kv=400, head_dim=d, window=100) for d in (64, 256)),
 ]
 
 

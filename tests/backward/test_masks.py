@@ -1,4 +1,4 @@
-"""Gradients under a sliding window and a soft cap, in cuTile: right, and not computed where nobody sees a key."""
+"""Gradients under a sliding window and a soft cap: right, and not computed where nobody sees a key."""
 
 import secrets
 from dataclasses import replace
@@ -9,17 +9,25 @@ import torch
 import steps
 from steps import GRADIENTS, get_step
 from steps.backward_cutile.skeleton import CuTileGradients
+from steps.backward_hopper.lib import NOBODY
+from steps.backward_hopper.skeleton import HopperGradients
 from steps.core import attention as front
-from steps.core.gradients import tiles_visited
+from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.problems import standard
 from steps.core.step import Unsupported
 from steps.core.tiles import Tile
+from steps.everyday.step908_attention_sinks import GPT_OSS
+from steps.reference.autograd import AutogradGradients
+from steps.reference.peers import peers_of
 from tests.checking import assert_right
+from tests.distinct import named
 from tests.shapes import problem
 from tutorial_lib.passes import BACKWARD, FORWARD
+from tutorial_lib.problem import Problem
+from tutorial_lib.reference import unfused
 
-CUTILE = [step for step in GRADIENTS if isinstance(step, CuTileGradients)]
-BEST = get_step("two_blocks")
+TAKING = [step for step in GRADIENTS if isinstance(step, CuTileGradients | HopperGradients)]
+BEST = [get_step(name) for name in ("two_blocks", "deferred_reduce_add", "fast_deterministic")]
 SHAPES = [
     problem(head_dim=64, batch=1, heads=2, seq_len_q=200, seq_len_kv=200, window=70),
     problem(head_dim=64, batch=1, heads=4, kv_heads=2, seq_len_q=257, seq_len_kv=257, window=1, dtype="bfloat16"),
@@ -29,18 +37,43 @@ SHAPES = [
     problem(head_dim=128, batch=1, heads=2, causal=False, seq_len_q=70, seq_len_kv=130, softcap=2.0, dtype="bfloat16"),
     problem(head_dim=256, batch=1, heads=2, kv_heads=1, seq_len_q=130, seq_len_kv=130, softcap=50.0),
     problem(head_dim=64, batch=1, heads=2, seq_len_q=1, seq_len_kv=1, window=1, softcap=1.0, sinks=True),
+    # several tiles between those that the window cuts, lengths that no tile divides, and windows past the last query
+    problem(head_dim=64, batch=1, heads=8, kv_heads=1, seq_len_q=700, seq_len_kv=500, window=300, dtype="bfloat16"),
+    problem(head_dim=128, batch=1, heads=2, seq_len_q=333, seq_len_kv=250, window=192, sinks=True),
+    problem(head_dim=256, batch=1, heads=2, kv_heads=1, seq_len_q=400, seq_len_kv=400, window=130, dtype="bfloat16"),
+    problem(head_dim=80, batch=1, heads=2, seq_len_q=200, seq_len_kv=130, window=100),
+    problem(head_dim=32, batch=1, heads=1, seq_len_q=300, seq_len_kv=300, window=64),
+    problem(head_dim=64, batch=1, heads=2, seq_len_q=200, seq_len_kv=200, window=2**31 - 1),
 ]
+ASKED = [(step, SHAPES if step in BEST else [SHAPES[2], SHAPES[4], SHAPES[10]]) for step in TAKING]
+CASES = [(step, shape) for step, shapes in ASKED for shape in shapes if not step.unsupported(shape, "cpu")]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
-def test_the_best_step_is_right(shape):
-    assert_right(BEST, shape)
-
-
-@pytest.mark.parametrize("step", [step for step in CUTILE if step is not BEST], ids=lambda step: step.name)
-@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[4]], ids=lambda p: p.slug)
-def test_every_step_in_cutile_is_right(step, shape):
+@pytest.mark.parametrize(("step", "shape"), CASES, ids=named)
+def test_a_step_is_right(step, shape):
     assert_right(step, shape)
+
+
+@pytest.mark.parametrize("step", [step for step in TAKING if "window" in step.takes], ids=named)
+def test_queries_behind_the_window_are_not_read(step):
+    """Gradients of keys, and of queries before them, have the same bits whatever those hold that do not see them."""
+    shape = problem(head_dim=64, batch=1, heads=1, seq_len_q=640, seq_len_kv=640, window=128)
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
+    exact = BACKWARD.reference(shape, inputs)
+    for x in (inputs[0], *inputs[3:]):
+        x[:, :, 512:] = float("nan")
+    for made, true in zip(BACKWARD.call(step, shape, inputs), exact, strict=True):
+        assert (made[:, :, :384].double() - true[:, :, :384]).abs().max() < 0.02 * true.abs().max()
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[4]], ids=named)
+def test_a_peers_own_gradients_know_the_mask(shape):
+    """Soft caps beside a window, too; and a call without them is another."""
+    peer = AutogradGradients(name="peer", title="", change="", function=unfused, takes=("window", "softcap"))
+    for asked in (shape, replace(shape, window=None, softcap=None)):
+        assert_right(peer, asked)
+    told = {peer.name: peer.takes for peer in peers_of("backward")}
+    assert told["flash_attn_4"] == ("window", "softcap") and told["sdpa_flash"] == ()
 
 
 def test_tiles_outside_the_window_are_not_counted():
@@ -53,15 +86,16 @@ def test_tiles_outside_the_window_are_not_counted():
 
 def test_steps_for_other_gpus_refuse_them_by_name():
     q, k, v, o, lse, do, *_ = BACKWARD.inputs(SHAPES[0], 1)
-    for name in ("transposed_scores", "formulas", "sdpa_gradients"):
+    for name in ("formulas", "sdpa_gradients"):
         with pytest.raises(Unsupported, match="takes no sliding window"):
             get_step(name).gradients(q, k, v, o, lse, do, True, window=70)
+    for name in ("transposed_scores", "formulas", "sdpa_gradients"):
         with pytest.raises(Unsupported, match="takes no soft cap"):
             get_step(name).gradients(q, k, v, o, lse, do, True, softcap=5.0)
     with pytest.raises(ValueError, match="window must be"):
-        BEST.gradients(q, k, v, o, lse, do, True, window=0)
+        BEST[0].gradients(q, k, v, o, lse, do, True, window=0)
     with pytest.raises(ValueError, match="softcap must be"):
-        BEST.gradients(q, k, v, o, lse, do, True, softcap=-1.0)
+        BEST[0].gradients(q, k, v, o, lse, do, True, softcap=-1.0)
 
 
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[4]], ids=lambda p: p.slug)
@@ -70,7 +104,7 @@ def test_the_front_door_takes_its_gradients_from_the_step(shape, monkeypatch):
     q, k, v, _, _, do, *sinks = BACKWARD.inputs(shape, secrets.randbits(32))
     more = FORWARD.asked(shape, sinks)
     asked = []
-    monkeypatch.setattr(front, "_backward_of_more", lambda *given: asked.append(given) or BEST)
+    monkeypatch.setattr(front, "_backward_of_more", lambda *given: asked.append(given) or BEST[0])
     leaves = [x.requires_grad_() for x in (q, k, v, *sinks)]
     o = steps.attention(q, k, v, True, **more)
     made = torch.autograd.grad(o, leaves, do)
@@ -80,11 +114,61 @@ def test_the_front_door_takes_its_gradients_from_the_step(shape, monkeypatch):
     assert asked == [(shape, "cpu", False)]
 
 
+def test_nobody_computes_a_gradient_of_sinks_that_nobody_wants(monkeypatch):
+    """The step is that for sinks all the same, and the other gradients have the same bits."""
+    shape, found = SHAPES[2], []
+    q, k, v, _, _, do, sinks = BACKWARD.inputs(shape, secrets.randbits(32))
+    monkeypatch.setattr(front, "_backward_of_more", lambda *given: found.append(given) or BEST[0])
+    of_sinks = GradientStep._with_sinks
+    monkeypatch.setattr(GradientStep, "_with_sinks", lambda *given: found.append("dsinks") or of_sinks(*given))
+    made = []
+    for wanted in (True, False):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        o = steps.attention(*leaves, True, window=shape.window, sinks=sinks.detach().requires_grad_(wanted))
+        made.append(torch.autograd.grad(o, leaves, do))
+    assert all(torch.equal(*pair) for pair in zip(*made))
+    assert found == [(shape, "cpu", False), "dsinks", (shape, "cpu", False)]
+
+
 def test_which_gradients_are_a_steps():
     masked = replace(standard(causal=True, dtype="bfloat16"), window=128)
-    for shape in (masked, replace(masked, window=None, softcap=50.0), replace(masked, sinks=True)):
-        assert isinstance(front.with_gradients(shape, "sm_90").backward, CuTileGradients)
+    for changes, backend in (
+        ({}, "hopper"),
+        ({"sinks": True}, "hopper"),
+        ({"window": None, "sinks": True}, "hopper"),
+        ({"window": None, "softcap": 50.0}, "cutile"),
+        ({"softcap": 50.0}, "cutile"),
+    ):
+        shape = replace(masked, **changes)
+        assert front.with_gradients(shape, "sm_90").backward.backend == backend
         assert front.with_gradients(shape, "sm_80") is None  # nothing is recorded there
-    sinks = front.with_gradients(replace(masked, window=None, sinks=True), "sm_90")
-    assert sinks.backward.backend == "hopper" and "sinks" in sinks.backward.takes
     assert front.with_gradients(replace(masked, head_dim=71), "sm_90") is None
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        GPT_OSS,
+        Problem(
+            batch=4, heads=16, kv_heads=8, seq_len_q=8192, seq_len_kv=8192, head_dim=256, dtype="bfloat16", causal=True,
+            window=1024,
+        ),
+    ],
+    ids=named,
+)  # fmt: skip
+def test_layers_of_models_with_windows_are_trained_by_hoppers_kernels(shape):
+    """Blocks of whole groups, one after the other, and no warps that work ahead: iterations are few and as many."""
+    step = front.with_gradients(shape, "sm_90").backward
+    variant = step.variant(shape)
+    assert step.backend == "hopper" and variant.window == shape.window
+    assert variant.sharing == 1 and variant.helpers == NOBODY and variant.section == 0
+    whole = replace(shape, window=None)
+    assert step.work(shape, "sm_90").iterations < step.work(whole, "sm_90").iterations / 2
+    assert step.variant(whole).sharing == shape.group_size
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_window_spills_no_more_than_a_causal_mask(head_dim):
+    step, causal = BEST[1], replace(GPT_OSS, head_dim=head_dim, window=None)
+    masked, whole = (step.compile(shape) for shape in (replace(causal, window=128), causal))
+    assert masked.spilled_bytes <= whole.spilled_bytes and masked.registers <= whole.registers

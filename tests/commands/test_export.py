@@ -173,6 +173,11 @@ def test_a_program_launches_what_its_step_does_and_is_right(step, launches):
         assert "made of pairs of blocks" in str(error)
 
 
+@pytest.mark.parametrize("name", ["deferred_reduce_add", "fast_deterministic"])
+def test_so_it_does_for_gradients_under_a_window(name, launches):
+    assert_alike(get_step(name), case(get_step(name), causal=True, window=70, kv_heads=2), launches)
+
+
 @sampled(core=lambda step: step.name == "wgmma")
 @pytest.mark.parametrize("step", [s for s in KEPT if s.backend in ("hopper", "blackwell")], ids=lambda step: step.name)
 def test_a_program_returns_the_log_sum_exp_where_it_is_asked_for(step, launches):

@@ -108,6 +108,20 @@ def test_a_grid_is_a_family_of_problems_that_some_step_takes():
     assert {p.batch * p.seq_len_q for p in GRIDS["constant"].problems if p.seq_len_q <= 32768} == {32768}
 
 
+def test_gradients_under_a_window_are_measured():
+    def problems(*arguments):
+        options = make_parser().parse_args(["--direction", "backward", *arguments])
+        return [here for here, _ in make_problems(options, "cuda")]
+
+    [asked] = problems("--window", "9", "--softcap", "5")
+    assert (asked.window, asked.softcap) == (9, 5)
+    found = problems("--grid", "gradients_windows")
+    assert found == list(GRIDS["gradients_windows"].problems) and all(each.window for each in found)
+    assert not any(get_step("deferred_reduce_add").unsupported(each, "sm_90") for each in found)
+    with pytest.raises(BadRequest, match="--grid: packed is for attention, and not for its gradients"):
+        problems("--grid", "packed")
+
+
 def test_a_grid_of_fp8_is_of_the_pass_fp8():
     assert direction_of(make_parser().parse_args(["--grid", "fp8"])) == "fp8"
     assert {problem.fp8 for problem in GRIDS["fp8"].problems} == {True}

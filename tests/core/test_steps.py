@@ -337,10 +337,13 @@ def replaced(name, **holes):
     return dataclasses.replace(get_step(name), **holes)
 
 
-@pytest.mark.parametrize("step", kernels_of("forward"), ids=lambda s: s.name)
+@pytest.mark.parametrize("step", [*kernels_of("forward"), *kernels_of("backward")], ids=lambda s: s.name)
 def test_a_step_can_be_sent_to_another_process(step):
-    """The worker process that runs a step gets it pickled; it is the same step on the other side."""
+    """The worker process that runs a step gets it pickled; it is the same step on the other side, and runs the same."""
     arrived = pickle.loads(pickle.dumps(step))
     assert arrived.name == step.name and arrived.key_changes() == step.key_changes()
     if isinstance(step, FusedStep):
         assert arrived.holes() == step.holes()
+        small = dataclasses.replace(step.default_problem, batch=1)
+        for problem in filter(lambda p: step.unsupported(p, step.made_for) is None, (step.default_problem, small)):
+            assert arrived.what_runs(problem, step.made_for) == step.what_runs(problem, step.made_for)

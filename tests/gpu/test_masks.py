@@ -9,7 +9,7 @@ import torch
 from steps import get_step
 from steps.cutile.skeleton import signature
 from steps.reference.peers import PEERS
-from tests.backward.test_masks import BEST, CUTILE
+from tests.backward.test_masks import BEST, TAKING
 from tests.backward.test_masks import SHAPES as GRADIENTS
 from tests.checking import asked, assert_right
 from tests.everyday.test_masks import CAPS, GROUPS, MASKED, PACKED, WINDOWS, packed, takers
@@ -105,11 +105,11 @@ def test_blocks_in_two_streams_do_not_take_each_others_tiles():
         torch.testing.assert_close(out.double(), exact, atol=5e-3, rtol=1e-2)
 
 
-@pytest.mark.parametrize("step", CUTILE, ids=lambda step: step.name)
+@pytest.mark.parametrize("step", TAKING, ids=lambda step: step.name)
 @pytest.mark.parametrize("shape", [*GRADIENTS, BAND, LARGE[1], LARGE[3]], ids=lambda p: p.slug)
 def test_gradients_under_a_mask_are_right_on_the_gpu(shape, step):
-    if step is not BEST and shape not in (GRADIENTS[2], GRADIENTS[4]):
-        pytest.skip("the best step is asked for all")
+    if step not in BEST and shape not in (GRADIENTS[2], GRADIENTS[4]):
+        pytest.skip("the best steps are asked for all")
     assert_right(step, shape, "cuda")
 
 

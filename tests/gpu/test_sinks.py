@@ -51,7 +51,7 @@ def test_the_log_sum_exp_holds_the_sink(shape):
         torch.testing.assert_close(lse.double(), exact, rtol=1e-5, atol=2e-4)
 
 
-@pytest.mark.parametrize("shape", [*GRADIENTS, replace(GPT_OSS, batch=1, window=None)], ids=lambda p: p.slug)
+@pytest.mark.parametrize("shape", [*GRADIENTS, *LARGE[:2]], ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", [s for s in kernels_of("backward") if s.takes], ids=lambda s: s.name)
 def test_gradients_are_right_on_the_gpu(step, shape):
     assert_right(step, shape, "cuda")
