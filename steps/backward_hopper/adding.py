@@ -128,11 +128,22 @@ def in_lines(d_query, variant: gl.constexpr):
 @gluon.jit
 def add_to_keys(x, sums, work, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Add a warpgroup's dK or dV of one query head to what the others of the group add: fours, as for dQ."""
-    LAYOUT: gl.constexpr = variant.key_fours
+    if variant.sum_pieces is None:
+        add_columns_to_keys(x, sums, work, warpgroup, variant.key_fours, 0, variant)
+    else:
+        add_columns_to_keys(x[0], sums, work, warpgroup, variant.piece_fours[0], 0, variant)
+        add_columns_to_keys(x[1], sums, work, warpgroup, variant.piece_fours[1], variant.sum_pieces[0], variant)
+
+
+@gluon.jit
+def add_columns_to_keys(
+    x, sums, work, warpgroup: gl.constexpr, LAYOUT: gl.constexpr, first_column: gl.constexpr, variant: gl.constexpr
+):
+    """Likewise, of columns from ``first_column`` on."""
     padded = gl.num_programs(0) * variant.tile.key
     line = work.batch.to(gl.int64) * (work.heads // variant.sharing) + work.kv_head
     row = work.key_row + warpgroup * variant.keys + gl.arange(0, variant.keys, gl.SliceLayout(1, LAYOUT))
-    column = gl.arange(0, variant.head_dim, gl.SliceLayout(0, LAYOUT))
+    column = first_column + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
     addresses = sums + line * padded * variant.head_dim + (row * variant.head_dim)[:, None] + column[None, :]
     gl.atomic_add(addresses, fours_together(x, LAYOUT), sem="relaxed", scope="gpu")
 

@@ -94,6 +94,11 @@ class Variant:
         return pieces_of(self.columns)
 
     @property
+    def sum_pieces(self) -> tuple[int, int] | None:
+        """Columns of the two pieces that a warpgroup's dK and dV are summed in; None where they are one tensor each."""
+        return self.pieces if self.warpgroups > 1 else None
+
+    @property
     def added_up(self) -> int:
         """Columns that products over head_dim add up."""
         return sum(self.pieces or (self.head_dim,))
@@ -163,7 +168,15 @@ class Variant:
     @cached_property
     def sums(self) -> gl.NVMMADistributedLayout:
         """A warpgroup's dK and dV [key, head_dim]."""
-        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.head_dim, 16])
+        return self._sums(self.head_dim)
+
+    @cached_property
+    def piece_sums(self) -> tuple[gl.NVMMADistributedLayout, ...]:
+        """The pieces of dK and dV [key, columns]."""
+        return tuple(map(self._sums, self.sum_pieces))
+
+    def _sums(self, columns: int) -> gl.NVMMADistributedLayout:
+        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, columns, 16])
 
     @cached_property
     def factor(self) -> gl.DotOperandLayout:
@@ -204,6 +217,11 @@ class Variant:
     def key_fours(self) -> gl.DistributedLinearLayout:
         """A warpgroup's dK or dV, likewise."""
         return self._fours(self.keys, self.head_dim)
+
+    @cached_property
+    def piece_fours(self) -> tuple[gl.DistributedLinearLayout, ...]:
+        """The pieces of dK and dV, likewise."""
+        return tuple(self._fours(self.keys, columns) for columns in self.sum_pieces)
 
     def _fours(self, rows: int, all_columns: int) -> gl.DistributedLinearLayout:
         groups = self.warps // 4
