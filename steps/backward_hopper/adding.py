@@ -65,9 +65,21 @@ def add_to_query(
     d_query, arrays, tiles, barriers, iteration, work, padded, aside, warpgroup: gl.constexpr, variant: gl.constexpr
 ):  # fmt: skip
     """Add a warpgroup's dQ [query, head_dim] of an iteration's tile of queries to the sums."""
+    if warpgroup == 1 and variant.query_piece is not None:
+        d_query = with_zeros(d_query, variant)
     variant.sequence.before(barriers, aside, iteration, work, warpgroup, variant)
     variant.adding.add(d_query, arrays, tiles, iteration, work, padded, warpgroup, variant)
     variant.sequence.behind(barriers, iteration, warpgroup, variant)
+
+
+@gluon.jit
+def with_zeros(d_query, variant: gl.constexpr):
+    """A piece of dQ, and zeros for the columns behind it."""
+    DOUBLINGS: gl.constexpr = variant.doublings
+    for _ in gl.static_range(DOUBLINGS):
+        wider = gl.join(d_query, gl.zeros_like(d_query)).permute((0, 2, 1))
+        d_query = wider.reshape([d_query.shape[0], 2 * d_query.shape[1]])
+    return gl.convert_layout(d_query, variant.query_sums, assert_trivial=True)
 
 
 @gluon.jit

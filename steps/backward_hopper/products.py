@@ -83,11 +83,17 @@ def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr, variant: gl.con
     """Begin this warpgroup's share of an iteration's dQ: its queries, or its columns."""
     d_scores = tiles.d_scores.index(iteration & 1)
     keys = keys_of(tiles.key, variant)
-    if variant.rows_apart:
-        d_scores = d_scores.slice(warpgroup * variant.query_rows, variant.query_rows, 1)
+    if warpgroup == 1 and variant.query_piece is not None:
+        PIECE: gl.constexpr = variant.query_piece
+        none = gl.full([variant.query_rows, PIECE], 0.0, gl.float32, variant.query_piece_sums)
+        keys = keys.slice(variant.query_columns, PIECE, 1)
+        return warpgroup_mma(d_scores.permute((1, 0)), keys, none, use_acc=False, is_async=True)
     else:
-        keys = keys.slice(warpgroup * variant.query_columns, variant.query_columns, 1)
-    return issue_d_query(d_scores, keys, variant)
+        if variant.rows_apart:
+            d_scores = d_scores.slice(warpgroup * variant.query_rows, variant.query_rows, 1)
+        else:
+            keys = keys.slice(warpgroup * variant.query_columns, variant.query_columns, 1)
+        return issue_d_query(d_scores, keys, variant)
 
 
 @gluon.jit

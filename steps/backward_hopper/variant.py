@@ -139,6 +139,16 @@ class Variant:
         return self.head_dim // self.warpgroups if not self.rows_apart else self.head_dim
 
     @property
+    def query_piece(self) -> int | None:
+        """Columns of dQ that the second warpgroup multiplies: head_dim's second piece. None: as many as the first."""
+        return self.sum_pieces[1] if self.sum_pieces and not self.rows_apart else None
+
+    @property
+    def doublings(self) -> int:
+        """How often that piece is doubled to have as many columns as the other warpgroup's dQ."""
+        return (self.query_columns // self.query_piece).bit_length() - 1 if self.query_piece else 0
+
+    @property
     def stages(self) -> int:
         """Slots of tiles of Q, and of dO."""
         return STAGES
@@ -193,6 +203,11 @@ class Variant:
         """A warpgroup's dQ [query, head_dim]; where two warpgroups compute together, each has half of the columns."""
         groups = self.warps // 4
         return gl.NVMMADistributedLayout([3, 0], [4, groups], [16, self.query_columns // groups, 16])
+
+    @cached_property
+    def query_piece_sums(self) -> gl.NVMMADistributedLayout:
+        """The second warpgroup's dQ, where it is a piece."""
+        return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, self.query_piece, 16])
 
     @cached_property
     def query_fours(self) -> gl.DistributedLinearLayout:
