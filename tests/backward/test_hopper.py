@@ -80,16 +80,16 @@ def test_ptxas_adds_no_wait_for_products(step, shape):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_no_product_is_of_zeros(causal):
-    """Of a tile's 128 columns 96 are the tensors'.
+    """Of a tile's 256 columns 192 are the tensors'. wgmma multiplies 64 rows, in four steps of 16.
 
-    Of two warpgroups each has five products, and dQ once more behind the loop: 6 times 8 instructions of 64 columns.
+    Four products, and dQ. The first warpgroup has 128 columns of that, and has them once more behind the loop.
     """
-    step, whole = get_step("deferred_reduce_add"), standard(4096, 128, causal)
+    step, whole = get_step("deferred_reduce_add"), standard(4096, 256, causal)
     columns = {}
-    for head_dim in (96, 128):
+    for head_dim in (192, 256):
         sass = str(step.compile(dataclasses.replace(whole, head_dim=head_dim)).sass)
         columns[head_dim] = sum(map(int, re.findall(r"HGMMA\.64x(\d+)x16", sass)))
-    assert columns[128] == 2 * 6 * 8 * 64 and columns[96] * 128 == columns[128] * 96
+    assert columns == {d: 4 * (4 * d + 2 * 128 + (d - 128)) for d in (192, 256)}
 
 
 IN_BFLOAT16 = distinct(
