@@ -62,6 +62,7 @@ class HopperGradients(TmaGradients):
     keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask.
     gradient: at head_dim 128, how the product for the weights' gradient begins.
     exchange, fence: how warpgroups that are apart exchange dS; at head_dim 256 they do it in a way of their own.
+    short_rules: whether launches have other tiles where blocks are few, or the last tile of queries is half empty.
     begin: when the kernels of a call begin. line_of_block: of which head a small kernel begins.
 
     Raises ValueError for values that do not go together.
@@ -84,6 +85,7 @@ class HopperGradients(TmaGradients):
     gradient: with_wgmma.Gradient = hole(told=False, default=with_wgmma.FROM_ZERO)
     exchange: with_wgmma.Exchange = hole(told=False, default=with_wgmma.BY_ITSELF)
     fence: with_wgmma.Fence = hole(told=False, default=with_wgmma.FENCE_FIRST)
+    short_rules: bool = hole(told=False, default=False)
     begin: lib.Begin = hole(told=False, default=lib.ONE_BY_ONE)
     line_of_block: Callable = hole(told=False, default=first_head_first)
 
@@ -129,7 +131,9 @@ class HopperGradients(TmaGradients):
 
     def rule(self, problem: Problem) -> Rule | None:
         """The launch rule for warpgroups that compute together, or apart; None where there is none."""
-        return rule_for("hopper_together" if self.together else "hopper_apart", self.in_tiles(problem), DEFAULT_ARCH)
+        asked = self.in_tiles(problem), DEFAULT_ARCH
+        short = rule_for("hopper_short", *asked) if self.short_rules else None
+        return short or rule_for("hopper_together" if self.together else "hopper_apart", *asked)
 
     def kernel(self, problem: Problem):
         """The kernel whose blocks own keys."""

@@ -43,6 +43,7 @@ def compiled(kernel: str, problem, arch: str):
         return get_step(name).configured(problem, arch).compile_one(own, problem, arch)
     names = {"attention": "approx_division", "searched": "autotuned", "hopper": "next_softmax_first"}
     names |= {"hopper_together": "tma_reduce_add", "hopper_apart": "decoupled_warpgroups", "fp8": "p_offset"}
+    names["hopper_short"] = "deferred_reduce_add"
     problem = dataclasses.replace(problem, dtype=FP8) if kernel == "fp8" else problem
     return get_step(names[kernel]).compile(problem, arch)
 
@@ -69,8 +70,8 @@ def cases() -> list:
                             found.append(pytest.param(rule, problem, arch, id=name))
     for (seq_len, head_dim), causal in product(((1024, 128), (448, 64)), (True, False)):
         problem = dataclasses.replace(standard(seq_len, head_dim, causal), batch=1, heads=8, kv_heads=8)
-        rule = rule_for("hopper_apart", problem, "sm_90")
-        name = f"hopper_apart-{rule.name}-sm_90-{head_dim}{'-causal' * causal}"
+        rule = rule_for("hopper_short", problem, "sm_90")
+        name = f"hopper_short-{rule.name}-sm_90-{head_dim}{'-causal' * causal}"
         found.append(pytest.param(rule, problem, "sm_90", id=name))
     return found
 
