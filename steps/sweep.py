@@ -19,6 +19,7 @@ done; 1 it cannot be written; 2 the request makes no sense; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import sys
@@ -41,6 +42,7 @@ from tutorial_lib.files import RESULTS
 
 NAME = "sweep.json"
 COMPILER_SECONDS = 60.0  # without any kernel ready
+PROBLEM_SECONDS = 4.0  # that a problem takes, its compilers' share included: so many are compiled as the time is for
 SILENCE = 120.0  # seconds that end a problem
 
 
@@ -81,24 +83,35 @@ def measure(options: argparse.Namespace, console):
     machine = describe_machine("cuda")
     path = options.output_dir / machine["slug"] / NAME
     record = read_or_begin(path, machine)
-    drawn = left_to_do(record, options)
-    with console.status("looking up and compiling the steps") as status:
-        chosen = {(timed, one.problem): chosen_steps(one.problem, machine["arch"], timed) for timed, one in drawn}
-        compile_ahead(to_compile(chosen, machine["arch"]), machine["arch"], COMPILER_SECONDS, status.update)
-        restoring, chance, longest = Restoring(SILENCE), random.Random(), 0.0
-        with Worker(Sweeper, "cuda", on_start=restoring.again) as worker:
-            for number, (timed, one) in enumerate(drawn, 1):
+    drawn, arch = left_to_do(record, options), machine["arch"]
+    wanted, restoring, chance, longest = len(drawn), Restoring(SILENCE), random.Random(), 0.0
+
+    def left() -> float:
+        """Seconds."""
+        return math.inf if options.seconds is None else options.seconds - (time.monotonic() - began)
+
+    with (
+        console.status("looking up and compiling the steps") as status,
+        Worker(Sweeper, "cuda", on_start=restoring.again) as worker,
+    ):
+        while drawn and left() >= longest:  # nothing is compiled while something is timed
+            part = drawn[: int(min(len(drawn), max(1, left() / PROBLEM_SECONDS)))]
+            chosen = {(timed, one.problem): chosen_steps(one.problem, arch, timed) for timed, one in part}
+            compile_ahead(to_compile(chosen, arch), arch, COMPILER_SECONDS, status.update)
+            for timed, one in part:
                 now = time.monotonic()
-                if options.seconds is not None and now - began + longest > options.seconds:
-                    console.print(f"The time is over: {len(drawn) - number + 1} of {len(drawn)} problems are left.")
+                if left() < longest:
                     break
-                status.update(f"{number} of {len(drawn)}: {timed}, {one.model}, {one.problem.describe()}")
+                status.update(f"{timed}, {one.model}, {one.problem.describe()}; then {len(drawn) - 1} more")
                 steps = chosen[timed, one.problem]
                 row = time_problem(worker, restoring, one, timed, steps, options.seed, options.iterations, chance)
                 record = record.model_copy(update={"date": row.date, "rows": [*record.rows, row]})
                 write_whole(path, as_json(record))
                 longest = max(longest, time.monotonic() - now)
                 console.print(line(row), soft_wrap=True, markup=False)
+                drawn = drawn[1:]
+    if drawn:
+        console.print(f"The time is over: {len(drawn)} of {wanted} problems are left.")
     return record
 
 

@@ -1,5 +1,6 @@
 """The problems that every fused step must get right, shared by the CPU and the GPU tests."""
 
+from steps.core import rules
 from tutorial_lib.problem import Problem
 
 
@@ -55,20 +56,27 @@ PADDED = [
 ]
 
 
+LEAST = "LEAST_ITERATIONS", "LEAST_UNMASKED_64"
+
+
 def few_at_once(monkeypatch):
     """Spare warps of the backward pass (``fused_pre_post``) work for small problems, too: as if few blocks ran at once.
 
-    And query heads have blocks of their own, however few turns these take (``cta_per_query_head``).
+    Tiles are those of long sequences. And query heads have blocks of their own, however few turns these take
+    (``cta_per_query_head``).
     """
-    for name, value in {"SECTION": 4, "LARGER_SECTION": 4, "AT_ONCE": 4, "LEAST_ITERATIONS": 0}.items():
+    for name, value in {"SECTION": 4, "LARGER_SECTION": 4, "AT_ONCE": 4, **dict.fromkeys(LEAST, 0)}.items():
         monkeypatch.setattr(f"steps.backward_hopper.skeleton.{name}", value)
+    for where in rules.WHERE:
+        monkeypatch.setitem(rules.WHERE, where, lambda problem: False)
     always_apart(monkeypatch)
 
 
 def zeros_alone(monkeypatch):
     """Likewise, and spare warps keep pace nowhere: one of them clears sums (``tma_zero_fill``)."""
     few_at_once(monkeypatch)
-    monkeypatch.setattr("steps.backward_hopper.skeleton.LEAST_ITERATIONS", 1000)
+    for name in LEAST:
+        monkeypatch.setattr(f"steps.backward_hopper.skeleton.{name}", 1000)
 
 
 def always_apart(monkeypatch):

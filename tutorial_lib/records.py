@@ -205,13 +205,14 @@ FRONT_DOOR, BASELINE = "steps.attention", "sdpa"  # the contenders of a sweep th
 
 
 class Swept(Record, OnProblem):
-    """A problem of a sweep: milliseconds a call in every round, by contender; ``Sweep`` says what a call is.
+    """A problem of a sweep: milliseconds a call, by contender; ``Sweep`` says what a call is.
 
     family, model: from which it was drawn; seed: of the drawing. steps: by which ``steps.attention`` computes it: one,
-    for "forward", or one for each pass; "sdpa" alone where it leaves it to PyTorch. host_us: microseconds that the host
-    needs for a call, by contender, the median of the rounds; empty where the calls' own times include it. skipped: who
-    takes no part, and why. max_error, limit: of the front door's output or gradients, as ``tutorial_lib.accuracy`` has
-    them; null where they were not checked. failure: why nothing was timed.
+    for "forward", or one for each pass; "sdpa" alone where it leaves it to PyTorch. milliseconds: of every round; who
+    was far behind in the first took part in no other. host_us: microseconds that the host needs for a call, by
+    contender, the median of the rounds; empty where the calls' own times include it. skipped: who takes no part, and
+    why. max_error, limit: of the front door's output or gradients, as ``tutorial_lib.accuracy`` has them; null where
+    they were not checked. failure: why nothing was timed.
     """
 
     pass_: Literal["forward", "backward", "training"] = Field(alias="pass")
@@ -256,8 +257,9 @@ class Swept(Record, OnProblem):
         return min(others, key=lambda name: timing.spread(self.milliseconds[name]).median)
 
     def ratio(self, name: str) -> timing.Spread:
-        """How many times as fast ``steps.attention`` is as a contender, round by round."""
-        return timing.speedup(self.milliseconds[name], self.milliseconds[FRONT_DOOR])
+        """How many times as fast ``steps.attention`` is as a contender, in each of the rounds that it took part in."""
+        its = self.milliseconds[name]
+        return timing.speedup(its, self.milliseconds[FRONT_DOOR][: len(its)])
 
 
 class Sweep(Dated):

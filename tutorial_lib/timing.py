@@ -18,6 +18,7 @@ Whoever else measures on this machine meanwhile waits for a turn (``hardware.gpu
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -87,27 +88,33 @@ class Sample:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a call is sampled: launches a sample, the spin in front of it in milliseconds, and what a call takes."""
+    """How a call is sampled: launches a sample, the spin in front of it, what a call takes roughly, and the rest."""
 
     launches: int
     spin_ms: float
-    milliseconds: float = SAMPLE_MS  # that a call takes, roughly
+    milliseconds: float = SAMPLE_MS
+    rest_ms: float = REST_MS
 
 
-def plan_sample(call: Callable[[int], object], most: int = MAX_LAUNCHES) -> Plan:
+def plan_sample(
+    call: Callable[[int], object], most: int = MAX_LAUNCHES, sample_ms: float = SAMPLE_MS, queued_ms: float = math.inf
+) -> Plan:
     """Warm ``call(i)`` up and find how many calls fill a sample. One that fills it alone is called three times.
 
-    most: calls, at most; fewer than ``MAX_LAUNCHES`` for a call that launches several kernels.
+    most: calls, at most; fewer than ``MAX_LAUNCHES`` for a call that launches several kernels. queued_ms: that the host
+    takes for all of them, at most. The rest before a shorter sample is shorter by as much: the GPU works for as large a
+    share of the time, and so draws as much power.
     """
     import torch
 
     call(0)
     torch.cuda.synchronize()
     gpu_ms, host_ms = min(_mean_ms(call, 1), _mean_ms(call, 1))  # what is done once may have come late
-    if gpu_ms < SAMPLE_MS:
+    if gpu_ms < sample_ms:
         gpu_ms, host_ms = _mean_ms(call, 5)
-    launches = int(min(most, max(1, SAMPLE_MS / gpu_ms)))
-    return Plan(launches, 0.3 + 1.5 * launches * host_ms, gpu_ms)
+    launches = int(max(1, min(most, sample_ms / gpu_ms, queued_ms / host_ms)))
+    rest_ms = min(REST_MS, REST_MS / SAMPLE_MS * max(sample_ms, launches * gpu_ms))
+    return Plan(launches, 0.3 + 1.5 * launches * host_ms, gpu_ms, rest_ms)
 
 
 def _mean_ms(call: Callable[[int], object], calls: int) -> tuple[float, float]:
@@ -150,7 +157,7 @@ def take_sample(
 
     for attempt in range(ATTEMPTS):
         torch.cuda.synchronize()
-        time.sleep(REST_MS / 1000)
+        time.sleep(plan.rest_ms / 1000)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(int(2**attempt * plan.spin_ms * 2e6))  # cycles: at 2 GHz, or a little longer at a lower clock
         together.begin()
@@ -183,7 +190,7 @@ def take_waited_sample(call: Callable[[int], object], plan: Plan) -> float:
     import torch
 
     torch.cuda.synchronize()
-    time.sleep(REST_MS / 1000)
+    time.sleep(plan.rest_ms / 1000)
     began = time.perf_counter()
     for i in range(plan.launches):
         call(i)

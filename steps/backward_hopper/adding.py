@@ -65,9 +65,21 @@ def add_to_query(
     d_query, arrays, tiles, barriers, iteration, work, padded, aside, warpgroup: gl.constexpr, variant: gl.constexpr
 ):  # fmt: skip
     """Add a warpgroup's dQ [query, head_dim] of an iteration's tile of queries to the sums."""
+    if warpgroup == 1 and variant.query_piece is not None:
+        d_query = with_zeros(d_query, variant)
     variant.sequence.before(barriers, aside, iteration, work, warpgroup, variant)
     variant.adding.add(d_query, arrays, tiles, iteration, work, padded, warpgroup, variant)
     variant.sequence.behind(barriers, iteration, warpgroup, variant)
+
+
+@gluon.jit
+def with_zeros(d_query, variant: gl.constexpr):
+    """A piece of dQ, and zeros for the columns behind it."""
+    DOUBLINGS: gl.constexpr = variant.doublings
+    for _ in gl.static_range(DOUBLINGS):
+        wider = gl.join(d_query, gl.zeros_like(d_query)).permute((0, 2, 1))
+        d_query = wider.reshape([d_query.shape[0], 2 * d_query.shape[1]])
+    return gl.convert_layout(d_query, variant.query_sums, assert_trivial=True)
 
 
 @gluon.jit
@@ -128,11 +140,22 @@ def in_lines(d_query, variant: gl.constexpr):
 @gluon.jit
 def add_to_keys(x, sums, work, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Add a warpgroup's dK or dV of one query head to what the others of the group add: fours, as for dQ."""
-    LAYOUT: gl.constexpr = variant.key_fours
+    if variant.sum_pieces is None:
+        add_columns_to_keys(x, sums, work, warpgroup, variant.key_fours, 0, variant)
+    else:
+        add_columns_to_keys(x[0], sums, work, warpgroup, variant.piece_fours[0], 0, variant)
+        add_columns_to_keys(x[1], sums, work, warpgroup, variant.piece_fours[1], variant.sum_pieces[0], variant)
+
+
+@gluon.jit
+def add_columns_to_keys(
+    x, sums, work, warpgroup: gl.constexpr, LAYOUT: gl.constexpr, first_column: gl.constexpr, variant: gl.constexpr
+):
+    """Likewise, of columns from ``first_column`` on."""
     padded = gl.num_programs(0) * variant.tile.key
     line = work.batch.to(gl.int64) * (work.heads // variant.sharing) + work.kv_head
     row = work.key_row + warpgroup * variant.keys + gl.arange(0, variant.keys, gl.SliceLayout(1, LAYOUT))
-    column = gl.arange(0, variant.head_dim, gl.SliceLayout(0, LAYOUT))
+    column = first_column + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
     addresses = sums + line * padded * variant.head_dim + (row * variant.head_dim)[:, None] + column[None, :]
     gl.atomic_add(addresses, fours_together(x, LAYOUT), sem="relaxed", scope="gpu")
 

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from steps.backward_hopper.adding import add_to_keys
 from steps.backward_hopper.lib import nothing
@@ -77,11 +83,17 @@ def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr, variant: gl.con
     """Begin this warpgroup's share of an iteration's dQ: its queries, or its columns."""
     d_scores = tiles.d_scores.index(iteration & 1)
     keys = keys_of(tiles.key, variant)
-    if variant.rows_apart:
-        d_scores = d_scores.slice(warpgroup * variant.query_rows, variant.query_rows, 1)
+    if warpgroup == 1 and variant.query_piece is not None:
+        PIECE: gl.constexpr = variant.query_piece
+        none = gl.full([variant.query_rows, PIECE], 0.0, gl.float32, variant.query_piece_sums)
+        keys = keys.slice(variant.query_columns, PIECE, 1)
+        return warpgroup_mma(d_scores.permute((1, 0)), keys, none, use_acc=False, is_async=True)
     else:
-        keys = keys.slice(warpgroup * variant.query_columns, variant.query_columns, 1)
-    return issue_d_query(d_scores, keys, variant)
+        if variant.rows_apart:
+            d_scores = d_scores.slice(warpgroup * variant.query_rows, variant.query_rows, 1)
+        else:
+            keys = keys.slice(warpgroup * variant.query_columns, variant.query_columns, 1)
+        return issue_d_query(d_scores, keys, variant)
 
 
 @gluon.jit
@@ -278,7 +290,78 @@ def tell_stored(barriers, iteration):
     mbarrier.arrive(barriers.d_scores_full.index(iteration & 1), count=1)
 
 
-# --- dK and dV ---
+# --- dK and dV: where a head_dim between powers of two comes in two pieces, each is a tuple of two ---
+
+
+@gluon.jit
+def no_sums(variant: gl.constexpr):
+    """Zeros [key, head_dim] to add to."""
+    if variant.sum_pieces is None:
+        return gl.full([variant.keys, variant.head_dim], 0.0, gl.float32, variant.sums)
+    else:
+        first = gl.full([variant.keys, variant.sum_pieces[0]], 0.0, gl.float32, variant.piece_sums[0])
+        return first, gl.full([variant.keys, variant.sum_pieces[1]], 0.0, gl.float32, variant.piece_sums[1])
+
+
+@gluon.jit
+def issue_sums(factor, rows, sums, variant: gl.constexpr):
+    """Begin to add weights or dS [key, query] times dO or Q [query, head_dim]."""
+    if variant.sum_pieces is None:
+        return warpgroup_mma(factor, rows, sums, is_async=True)
+    else:
+        FIRST: gl.constexpr = variant.sum_pieces[0]
+        SECOND: gl.constexpr = variant.sum_pieces[1]
+        left = gl.convert_layout(factor, gl.DotOperandLayout(0, variant.piece_sums[0], 2))
+        first = warpgroup_mma(left, rows.slice(0, FIRST, 1), sums[0], is_async=True)
+        right = gl.convert_layout(factor, gl.DotOperandLayout(0, variant.piece_sums[1], 2))
+        return first, warpgroup_mma(right, rows.slice(FIRST, SECOND, 1), sums[1], is_async=True)
+
+
+@gluon.jit
+def await_but_sums(product, variant: gl.constexpr):
+    """Wait for a product, and not for those of dK or dV that were begun behind it."""
+    return warpgroup_mma_wait(1 if variant.sum_pieces is None else 2, deps=[product])
+
+
+@gluon.jit
+def await_sums(sums, product, variant: gl.constexpr):
+    """Wait for dV and for another product, and not for those of dK that were begun behind them."""
+    if variant.sum_pieces is None:
+        return warpgroup_mma_wait(1, deps=[sums, product])
+    else:
+        first, second, product = warpgroup_mma_wait(2, deps=[sums[0], sums[1], product])
+        return (first, second), product
+
+
+@gluon.jit
+def await_all_sums(sums, variant: gl.constexpr):
+    """Wait until nothing is under way."""
+    if variant.sum_pieces is None:
+        return warpgroup_mma_wait(0, deps=[sums])
+    else:
+        first, second = warpgroup_mma_wait(0, deps=[sums[0], sums[1]])
+        return first, second
+
+
+@gluon.jit
+def times(sums, factor, variant: gl.constexpr):
+    """dK or dV times a number."""
+    if variant.sum_pieces is None:
+        return sums * factor
+    else:
+        return sums[0] * factor, sums[1] * factor
+
+
+@gluon.jit
+def store_rounded(tile, sums, variant: gl.constexpr):
+    """Store dK or dV in a tile [key, head_dim] in shared memory. TMA drops what is past the end of head_dim."""
+    if variant.sum_pieces is None:
+        tile.store(sums.to(tile.dtype))
+    else:
+        FIRST: gl.constexpr = variant.sum_pieces[0]
+        SECOND: gl.constexpr = variant.sum_pieces[1]
+        tile.slice(0, FIRST, 1).store(sums[0].to(tile.dtype))
+        tile.slice(FIRST, SECOND, 1).store(sums[1].to(tile.dtype))
 
 
 @gluon.jit
@@ -300,11 +383,10 @@ def store_both(
     variant: gl.constexpr,
 ):  # fmt: skip
     """dK and dV leave from where K and V were, a warpgroup's rows from its own, when all warpgroups have read these."""
-    dtype: gl.constexpr = tiles.key.dtype
     LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
     await_all_warpgroups(barriers, 0, variant)
-    own_keys.store((d_key * (scale * LN2)).to(dtype))
-    own_values.store(d_value.to(dtype))
+    store_rounded(own_keys, times(d_key, scale * LN2, variant), variant)
+    store_rounded(own_values, d_value, variant)
     fence_async_shared()
     await_all_warpgroups(barriers, 1, variant)
     if warpgroup == 0:

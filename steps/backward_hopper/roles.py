@@ -24,13 +24,25 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from steps.backward_hopper.adding import add_to_keys, add_to_query
 from steps.backward_hopper.lib import position
-from steps.backward_hopper.products import issue_own_d_query, issue_side, keys_of, number_of, rows_of, weigh
+from steps.backward_hopper.products import (
+    await_all_sums,
+    await_but_sums,
+    issue_own_d_query,
+    issue_side,
+    issue_sums,
+    keys_of,
+    no_sums,
+    number_of,
+    rows_of,
+    store_rounded,
+    times,
+    weigh,
+)
 from steps.gluon import names  # noqa: F401
 from steps.hopper.lib import await_tile, release
 
@@ -40,7 +52,7 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
     """The warpgroup that has the scores: the weights, for both; dV; and the first half of dQ's columns."""
     dtype: gl.constexpr = tiles.key.dtype
     keys = keys_of(tiles.key, variant)
-    d_value = gl.full([variant.keys, variant.head_dim], 0.0, gl.float32, variant.sums)
+    d_value = no_sums(variant)
     iterations = variant.group_size * work.a_head
     mbarrier.wait(barriers.keys_full.index(0), 0)
     for iteration in range(iterations):
@@ -63,11 +75,11 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
         mbarrier.wait(barriers.d_scores_full.index(iteration + 1 & 1), iteration - 1 >> 1 & 1)
         d_query = issue_own_d_query(tiles, iteration + 1, 0, variant)
         await_tile(barriers.d_output_full, iteration, variant.stages)
-        d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
-        d_query = warpgroup_mma_wait(1, deps=[d_query])
+        d_value = issue_sums(factor, d_output, d_value, variant)
+        d_query = await_but_sums(d_query, variant)
         if iteration > 0:
             add_to_query(d_query, arrays, tiles, barriers, iteration - 1, work, padded, aside, 0, variant)
-        d_value = warpgroup_mma_wait(0, deps=[d_value])
+        d_value = await_all_sums(d_value, variant)
         release(barriers.d_output_empty, iteration, variant.stages)
 
     # --- dQ of the last iteration ---
@@ -87,7 +99,7 @@ def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, varia
     dtype: gl.constexpr = tiles.key.dtype
     LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
     values = keys_of(tiles.value, variant)
-    d_key = gl.full([variant.keys, variant.head_dim], 0.0, gl.float32, variant.sums)
+    d_key = no_sums(variant)
     iterations = variant.group_size * work.a_head
     mbarrier.wait(barriers.keys_full.index(0), 0)
     for iteration in range(iterations):
@@ -109,10 +121,10 @@ def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, varia
 
         # --- dQ, which is added under dK ---
         d_query = issue_own_d_query(tiles, iteration, 1, variant)
-        d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
-        d_query = warpgroup_mma_wait(1, deps=[d_query])
+        d_key = issue_sums(gl.convert_layout(d_scores, variant.factor), query, d_key, variant)
+        d_query = await_but_sums(d_query, variant)
         add_to_query(d_query, arrays, tiles, barriers, iteration, work, padded, aside, 1, variant)
-        d_key = warpgroup_mma_wait(0, deps=[d_key])
+        d_key = await_all_sums(d_key, variant)
         release(barriers.query_empty, iteration, variant.stages)
 
     if iterations > 0:
@@ -126,7 +138,7 @@ def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, varia
 def store_sums(sums, scale, ring, array, work, variant: gl.constexpr):
     """dV or dK leaves by a slot of the ring of dO or Q that it was summed from, when nobody reads them any more."""
     slot = ring.index(0)
-    keys_of(slot, variant).store((sums * scale).to(slot.dtype))
+    store_rounded(keys_of(slot, variant), times(sums, scale, variant), variant)
     fence_async_shared()
     tma.async_store(array, [work.batch, work.kv_head, work.key_row, 0], slot)
 

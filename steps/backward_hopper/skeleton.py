@@ -35,7 +35,9 @@ PROCESSORS = 132  # of an H100; a block has one alone
 # from trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
 ITERATIONS_APART_CAUSAL, ITERATIONS_APART = 5, 64
 ROUNDING = 4  # iterations that take as long as clearing and rounding sums for dK and dV: a trial with 64 blocks
-LEAST_ITERATIONS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
+# Iterations that each tile of queries takes at least, in the mean, for spare warps to keep pace; and at head_dim 64
+# without a mask: 1.03 to 1.06 times as fast with 4 and 5 of them, in trials on an H200, which are not recorded.
+LEAST_ITERATIONS, LEAST_UNMASKED_64 = 6, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,7 @@ class HopperGradients(TmaGradients):
     keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask.
     gradient: at head_dim 128, how the product for the weights' gradient begins.
     exchange, fence: how warpgroups that are apart exchange dS; at head_dim 256 they do it in a way of their own.
+    short_rules: whether launches have other tiles where blocks are few, or the last tile of queries is half empty.
     begin: when the kernels of a call begin. line_of_block: of which head a small kernel begins.
 
     Raises ValueError for values that do not go together.
@@ -83,6 +86,7 @@ class HopperGradients(TmaGradients):
     gradient: with_wgmma.Gradient = hole(told=False, default=with_wgmma.FROM_ZERO)
     exchange: with_wgmma.Exchange = hole(told=False, default=with_wgmma.BY_ITSELF)
     fence: with_wgmma.Fence = hole(told=False, default=with_wgmma.FENCE_FIRST)
+    short_rules: bool = hole(told=False, default=False)
     begin: lib.Begin = hole(told=False, default=lib.ONE_BY_ONE)
     line_of_block: Callable = hole(told=False, default=first_head_first)
 
@@ -129,7 +133,9 @@ class HopperGradients(TmaGradients):
 
     def rule(self, problem: Problem) -> Rule | None:
         """The launch rule for warpgroups that compute together, or apart; None where there is none."""
-        return rule_for("hopper_together" if self.together else "hopper_apart", self.in_tiles(problem), DEFAULT_ARCH)
+        asked = self.in_tiles(problem), DEFAULT_ARCH
+        short = rule_for("hopper_short", *asked) if self.short_rules else None
+        return short or rule_for("hopper_together" if self.together else "hopper_apart", *asked)
 
     def kernel(self, problem: Problem):
         """The kernel whose blocks own keys."""
@@ -269,9 +275,10 @@ class HopperGradients(TmaGradients):
         if group_size > 1 or problem.window or problem.batch * problem.heads <= heads_ahead(ahead, blocks):
             return lib.NOBODY
         iterations = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
-        if iterations >= LEAST_ITERATIONS:
+        head_dim = self.in_tiles(problem).head_dim
+        if iterations >= (LEAST_UNMASKED_64 if head_dim == 64 and not problem.causal else LEAST_ITERATIONS):
             return spare.SPARE
-        return lib.NOBODY if self.in_tiles(problem).head_dim == 256 else self.short_helpers
+        return lib.NOBODY if head_dim == 256 else self.short_helpers
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return too_long_to_simulate(problem, self.variant(problem).tile)

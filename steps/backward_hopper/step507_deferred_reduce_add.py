@@ -16,6 +16,10 @@ it slower there.
 
 To expect, as a hypothesis: an iteration takes less time by what warps waited at this fence.
 
+The step also has tiles of its own for short sequences (``hopper_short`` in steps/core/rules.toml). Where blocks are
+few, tiles of 64 keys make twice as many, and warpgroups have roles as at head_dim 256. Where the last tile of 128
+queries is at least half empty, tiles of 64 have fewer rows.
+
 ``dependent_launch``, inside this step: a kernel begins before the one before it has ended.
 
 A call launches three kernels, and each waits until all of the one before has ended, and what it has written is there.
@@ -143,6 +147,7 @@ STEP = DELTA_ACCUMULATOR.evolve(
     title="dQ added a tile later",
     change="Kernels launch early, fences follow products, no ping-pong; at head_dim 64 dQ is added an iteration later.",
     adding_unmasked=adding.FOURS_LATER,
+    short_rules=True,
     default_problem=standard(4096, 64, causal=False),
 )
 

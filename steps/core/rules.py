@@ -36,9 +36,9 @@ class Rule:
 
     kernel: the table that it is in. choice: what the kernel is launched with. architectures: those that it is for;
     none: all. shared_kib: KiB of shared memory that a block may have there, at least. head_dims: none: all. causal:
-    None: with and without a mask. seq_len, batch: at least so many queries and sequences. blocks: how many share an SM,
-    at least. spilled: bytes that a thread spills at most, in the step that tests/core/test_rules.py compiles. record:
-    what in results/ it stands on; None: untested.
+    None: with and without a mask. seq_len, batch: at least so many queries and sequences. where: a name of
+    ``WHERE``: what else must hold. blocks: how many share an SM, at least. spilled: bytes that a thread spills at most,
+    in the step that tests/core/test_rules.py compiles. record: what in results/ it stands on; None: untested.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Rule:
     causal: bool | None = None
     seq_len: int = 0
     batch: int = 0
+    where: str | None = None
     blocks: int = 1
     spilled: int = 0
     record: str | None = None
@@ -63,6 +64,7 @@ class Rule:
             and self.causal in (None, problem.causal)
             and problem.seq_len_q >= self.seq_len
             and problem.batch >= self.batch
+            and (self.where is None or WHERE[self.where](problem))
         )
 
     def told(self, arch: str) -> str:
@@ -71,6 +73,20 @@ class Rule:
 
     def timed_on(self, arch: str) -> bool:
         return self.record is not None and arch == self.architectures[0]
+
+
+def few_blocks(problem: Problem) -> bool:
+    """Whether blocks with 128 keys each would leave half of an H100's SMs without one."""
+    return 2 * problem.batch * problem.heads * -(-problem.seq_len_kv // 128) <= 132
+
+
+def last_half_empty(problem: Problem) -> bool:
+    """Whether tiles of 64 queries have fewer rows than those of 128, by a tenth or more: those behind the end."""
+    rows, fewer = (-(-problem.seq_len_q // tile) * tile for tile in (128, 64))
+    return rows >= 1.1 * fewer
+
+
+WHERE = {"few_blocks": few_blocks, "last_half_empty": last_half_empty}
 
 
 def shared_kib(arch: str) -> int:
@@ -95,7 +111,18 @@ def rule_for(kernel: str, problem: Problem, arch: str) -> Rule | None:
     return next((rule for rule in rules()[kernel] if rule.takes(problem, arch)), None)
 
 
-CONDITIONS = ("name", "architectures", "shared_kib", "head_dims", "causal", "seq_len", "batch", "blocks", "spilled")
+CONDITIONS = (
+    "name",
+    "architectures",
+    "shared_kib",
+    "head_dims",
+    "causal",
+    "seq_len",
+    "batch",
+    "where",
+    "blocks",
+    "spilled",
+)
 
 
 def _rule(kernel: str, row: dict) -> Rule:

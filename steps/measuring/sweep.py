@@ -1,7 +1,9 @@
 """Times ``steps.attention`` beside other people's attention on drawn problems: the worker's side, and who asks it.
 
 Every contender is a function of q, k and v as a program calls it. All are sampled in turn, round after round, in an
-order that is shuffled for each round, after a rest (``tutorial_lib.timing``). Inputs take turns as in ``bench``.
+order that is shuffled for each round, after a rest (``tutorial_lib.timing``). Inputs take turns as in ``bench``. A
+sample is shorter than there, and so is the rest: what counts here are many problems, each by ratios inside a round. Who
+is far behind in the first round takes part in no other.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from steps.core.step import target_of
+from steps.core.step import TorchStep, target_of
 from steps.measuring.bench import input_sets
 from steps.measuring.drawing import TIMED, Drawn
 from tutorial_lib import accuracy, timing
@@ -27,6 +29,9 @@ PEERS = ("sdpa_cudnn", "sdpa_flash", "flash_attn_4", "flash_attn_3")
 CHECKED_PAIRS = 2e9  # of queries and keys, of all heads together: 16 GB of scores in float64, a piece at a time
 CHECKED_HEADS = 256  # query heads of all sequences together: each is computed by itself
 LAUNCHES = 200  # in a sample with gradients: a call launches several kernels, of which the queue holds 1000
+SAMPLE_MS = 10.0  # of a sample
+QUEUED_MS = 20.0  # that the host takes for a sample's calls, at most: the GPU waits for as long before it
+FAR_BEHIND = 1.5  # times the fastest of the others in the first round: samples of a round differ by far less
 
 
 def chosen_steps(problem: Problem, target: str, timed: str) -> list:
@@ -43,42 +48,47 @@ KEPT_ON_DISK = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"  # what flash-attn-4 com
 
 
 @dataclass(frozen=True)
-class FlashAttn4:
-    """Has flash-attn-4 compile what a timed call takes, and keep it on disk: seconds a kernel, in its turn as we are.
+class Called:
+    """Compiles all that a timed call launches, by calling it: compilers keep it on disk, for the process that times.
 
-    For ``compile_ahead``, which takes it for a step. It needs ``KEPT_ON_DISK`` in the environment.
+    For ``compile_ahead``, which takes it for a step. flash-attn-4 needs ``KEPT_ON_DISK`` in the environment.
+    steps: as ``chosen_steps`` has them; or a peer alone, whose gradients autograd knows.
     """
 
+    steps: tuple
     timed: str
+    device: str = "cuda"
 
     def compile(self, problem: Problem, arch: str) -> None:
-        """By a call with tensors that have a shape and no memory."""
         import torch
-        from torch._subclasses.fake_tensor import FakeTensorMode
 
-        gradients = self.timed != "forward"
-        with FakeTensorMode():
-            shapes = [(problem.heads, problem.seq_len_q), *[(problem.kv_heads, problem.seq_len_kv)] * 2]
-            sizes = [(problem.batch, *shape, problem.head_dim) for shape in shapes]
-            dtype = getattr(torch, problem.dtype)
-            tensors = [torch.empty(size, dtype=dtype, device="cuda", requires_grad=gradients) for size in sizes]
-            o = _step_of("flash_attn_4").function(*tensors, problem.causal, problem.effective_scale, problem.window)
+        q, k, v, *_ = FORWARD.inputs(problem, 0, self.device)
+        (forward, *backward), gradients = self.steps, self.timed != "forward"
+        if isinstance(forward, TorchStep):
+            tensors = [x.requires_grad_(gradients) for x in (q, k, v)]
+            o = forward.make_ready(problem, *tensors, None)(*tensors, None)
             if gradients:
                 torch.autograd.grad(o, tensors, torch.empty_like(o))
+            return
+        asked = {"causal": problem.causal, "window": problem.window}
+        made = forward.attention(q, k, v, **asked, return_lse=gradients)
+        for step in backward:
+            step.gradients(q, k, v, *made, made[0], **asked)
 
 
 def to_compile(chosen: dict[tuple[str, Problem], list], target: str) -> list[tuple]:
     """(what compiles, problem), as ``compile_ahead`` has it: flash-attn-4, and the steps that are chosen.
 
-    chosen: by pass and problem. Of flash-attn-4 those alone whose kernels may differ.
+    chosen: by pass and problem. What takes longest comes first. Of flash-attn-4 those alone whose kernels may differ.
     """
-    found = [(step, problem) for (_, problem), steps in chosen.items() for step in steps if step.backend != "torch"]
-    different = {}
-    for timed, problem in chosen:
-        if _step_of("flash_attn_4").unsupported(problem, target) is None:
+    peer, found, different = _step_of("flash_attn_4"), [], {}
+    for (timed, problem), steps in chosen.items():
+        if not isinstance(steps[0], TorchStep):
+            found.append((Called(tuple(steps), timed), problem))
+        if peer.unsupported(problem, target) is None:
             shape = problem.group_size, problem.head_dim, problem.dtype, problem.causal, problem.window is None
-            different.setdefault((timed == "forward", *shape), (FlashAttn4(timed), problem))
-    return [*different.values(), *found]
+            different.setdefault((timed == "forward", *shape), (Called((peer,), timed), problem))
+    return sorted([*different.values(), *found], key=lambda each: each[0].timed == "forward")
 
 
 class Sweeper:
@@ -153,7 +163,8 @@ class Sweeper:
             for i in range(len(self.inputs)):
                 call(i)
             self.calls[name] = call
-            self.plans[name] = timing.plan_sample(call, timing.MAX_LAUNCHES if self.timed == "forward" else LAUNCHES)
+            most = timing.MAX_LAUNCHES if self.timed == "forward" else LAUNCHES
+            self.plans[name] = timing.plan_sample(call, most, SAMPLE_MS, QUEUED_MS)
 
     def sample(self, name: str) -> tuple[float, float | None]:
         """(milliseconds a call, microseconds that it takes the host), as ``Sweep`` has them; None: they are in it."""
@@ -220,6 +231,13 @@ def _picked(x, kv_heads: int, count: int):
     return each[torch.linspace(0, len(each) - 1, count, device=x.device).round().long()]
 
 
+def _in_reach(names: list[str], found: dict[str, list[tuple[float, float | None]]]) -> list[str]:
+    """Those who take part in another round: who is wanted, and who was not far behind in the first."""
+    first = {name: samples[0][0] for name, samples in found.items()}
+    least = min(ms for name, ms in first.items() if name != FRONT_DOOR)
+    return [name for name in names if name in WANTED or first[name] <= FAR_BEHIND * least]
+
+
 @dataclass
 class Restoring:
     """What a worker was told of a problem, for a fresh process that takes its place when a peer ended the last."""
@@ -279,6 +297,7 @@ def time_problem(
                     restoring.prepared.remove(name)
                     del found[name]
                     skipped[name] = str(failed)
+            restoring.prepared = _in_reach(restoring.prepared, found)
     except WorkerFailure as failed:
         failure, found = str(failed), {}
     host = {name: [us for _, us in samples if us is not None] for name, samples in found.items()}

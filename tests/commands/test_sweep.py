@@ -3,11 +3,13 @@
 import itertools
 import json
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
-from steps import sweep
+from steps import get_step, sweep
 from steps.core.recorded import recorded_sweeps
 from steps.measuring import sweep as measuring
 from steps.measuring.drawing import TIMED, Drawn, problems
@@ -72,7 +74,8 @@ def test_problems_are_recorded_and_shown(faked, tmp_path, capsys, monkeypatch):
     [record] = recorded_sweeps(tmp_path)
     assert [row.the_problem() for row in record.rows] == [one.problem for one in problems(0, 6, "forward")]
     for row in record.rows:
-        assert row.milliseconds == {name: [ms, ms] for name, ms in MS.items()} and row.host_us["sdpa"] == 5.0
+        assert row.milliseconds == {name: [ms, ms] for name, ms in MS.items()} | {"sdpa_flash": [3.0]}
+        assert row.host_us["sdpa"] == 5.0
         assert row.correct and row.fell_back and row.best_peer == "flash_attn_4"
         assert row.skipped == {"flash_attn_3": "not installed"} and row.versions["torch"]
     said = " ".join(capsys.readouterr().out.split())
@@ -115,12 +118,26 @@ def test_a_later_call_goes_on_where_one_stopped(faked, tmp_path, monkeypatch, ca
 
 
 def test_the_time_ends_it_before_a_problem(faked, tmp_path, monkeypatch, capsys):
-    """A clock on which each look takes a second: a problem takes one, and is looked at once before."""
-    clock = iter(range(1000))
-    monkeypatch.setattr(sweep.time, "monotonic", lambda: next(clock))
-    assert swept(tmp_path, "--count", "40", "--seconds", "10") == 0
-    assert len(recorded_sweeps(tmp_path)[0].rows) == 5
-    assert "The time is over: 35 of 40 problems are left." in capsys.readouterr().out
+    """Compiling takes ten seconds, a problem six. As many are compiled as there is time for."""
+    clock, compiled = [0.0], []
+
+    def takes(seconds, function):
+        def slow(*args):
+            clock[0] += seconds
+            return function(*args)
+
+        return slow
+
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("steps.measuring.sweep.to_compile", lambda chosen, target: compiled.append(len(chosen)))
+    monkeypatch.setattr("steps.measuring.ahead.compile_ahead", takes(10.0, lambda *args: None))
+    monkeypatch.setattr(measuring, "time_problem", takes(6.0, measuring.time_problem))
+    assert swept(tmp_path, "--count", "40", "--seconds", "60") == 0
+    assert len(recorded_sweeps(tmp_path)[0].rows) == 8 and compiled == [60 / sweep.PROBLEM_SECONDS]
+    assert "The time is over: 32 of 40 problems are left." in capsys.readouterr().out
+    monkeypatch.setattr(sweep, "PROBLEM_SECONDS", 30.0)
+    assert swept(tmp_path, "--count", "12", "--seconds", "70") == 0
+    assert len(recorded_sweeps(tmp_path)[0].rows) == 12 and compiled[1:] == [2, 1, 1]
 
 
 def time_one(timed="forward", rounds=2):
@@ -143,8 +160,48 @@ def test_what_compiles_ahead_is_asked_for_once(monkeypatch):
     chosen = {(timed, shape): [step] for timed in TIMED for shape in shapes}
     found = measuring.to_compile(chosen, "sm_90")
     assert [(what.timed, shape) for what, shape in found] == [
-        (timed, shape) for timed in ("forward", "backward") for shape in (shapes[0], shapes[2])
+        (timed, shape) for timed in ("backward", "forward") for shape in (shapes[0], shapes[2])
     ]
+    steps, peer = [get_step("exp2"), get_step("transposed_scores")], measuring._step_of("flash_attn_4")
+    found = measuring.to_compile({("forward", shapes[0]): steps[:1], ("training", shapes[0]): steps}, "sm_90")
+    own = [(what.timed, what.steps) for what, _ in found if what.steps[0] is not peer]
+    assert own == [("training", tuple(steps)), ("forward", (steps[0],))]
+
+
+@pytest.mark.parametrize("timed", TIMED)
+def test_what_compiles_ahead_launches_what_a_timed_call_does(timed):
+    """The forward pass with a log-sum-exp where gradients follow, and these; a peer's by autograd."""
+    gradients, called = timed != "forward", []
+
+    def attention(q, k, v, return_lse, **asked):
+        called.append((return_lse, *asked.values()))
+        return (q, "lse") if return_lse else q
+
+    def peer(q, k, v, *asked):
+        o = q * k.sum() * v.sum()
+        if o.requires_grad:
+            o.register_hook(lambda do: called.append("gradients"))
+        called.append(o.requires_grad)
+        return o
+
+    step = SimpleNamespace(attention=attention)
+    backward = SimpleNamespace(gradients=lambda q, k, v, o, lse, do, **asked: called.append((lse, *asked.values())))
+    measuring.Called((step, backward) if gradients else (step,), timed, "cpu").compile(problem(window=50), "sm_90")
+    assert called == [(gradients, True, 50), *([("lse", True, 50)] if gradients else [])]
+    called.clear()
+    peer = replace(measuring._step_of("sdpa"), function=peer)
+    measuring.Called((peer,), timed, "cpu").compile(problem(), "sm_90")
+    assert called == ([True, "gradients"] if gradients else [False])
+
+
+def test_who_is_far_behind_takes_part_in_one_round(faked, monkeypatch):
+    """Whose first sample is more than so many times the fastest of the others; never who is wanted."""
+    assert MS["sdpa_flash"] > measuring.FAR_BEHIND * MS["flash_attn_4"] >= MS["sdpa_cudnn"]
+    monkeypatch.setitem(MS, FRONT_DOOR, 9.0)
+    monkeypatch.setitem(MS, "sdpa", 8.0)
+    row, _ = time_one(rounds=3)
+    assert {name: len(ms) for name, ms in row.milliseconds.items()} == {name: 3 for name in MS} | {"sdpa_flash": 1}
+    assert row.ratio("sdpa_flash").median == pytest.approx(1 / 3) and row.best_peer == "flash_attn_4"
 
 
 @pytest.mark.parametrize("method", ["prepare", "sample"])
@@ -206,8 +263,6 @@ def test_a_wrong_output_is_told(faked, monkeypatch, tmp_path, capsys):
 
 
 def test_steps_are_read_by_todays_names(faked, tmp_path, monkeypatch):
-    from steps import get_step
-
     monkeypatch.setattr("steps.measuring.sweep.chosen_steps", lambda *asked: [get_step("sdpa")])
     assert swept(tmp_path, "--count", "1") == 0
     path = tmp_path / "gpu" / "sweep.json"

@@ -43,6 +43,7 @@ def compiled(kernel: str, problem, arch: str):
         return get_step(name).configured(problem, arch).compile_one(own, problem, arch)
     names = {"attention": "approx_division", "searched": "autotuned", "hopper": "next_softmax_first"}
     names |= {"hopper_together": "tma_reduce_add", "hopper_apart": "decoupled_warpgroups", "fp8": "p_offset"}
+    names["hopper_short"] = "deferred_reduce_add"
     names |= {"hopper": "narrow_values"} if problem.head_dim_v else {}
     problem = dataclasses.replace(problem, dtype=FP8) if kernel == "fp8" else problem
     return get_step(names[kernel]).compile(problem, arch)
@@ -69,7 +70,34 @@ def cases() -> list:
                         name += f"-{seq_len}" * (kernel == "hopper")
                         if all(case.id != name for case in found):
                             found.append(pytest.param(rule, problem, arch, id=name))
+    for (seq_len, head_dim), causal in product(((1024, 128), (448, 64)), (True, False)):
+        problem = dataclasses.replace(standard(seq_len, head_dim, causal), batch=1, heads=8, kv_heads=8)
+        rule = rule_for("hopper_short", problem, "sm_90")
+        name = f"hopper_short-{rule.name}-sm_90-{head_dim}{'-causal' * causal}"
+        found.append(pytest.param(rule, problem, "sm_90", id=name))
     return found
+
+
+@pytest.mark.parametrize(
+    ("where", "shape", "others"),
+    [
+        ("few_blocks", {"heads": 8, "seq_len_kv": 1024}, [{"heads": 8, "seq_len_kv": 1153}, {"heads": 9}]),
+        ("few_blocks", {"batch": 66, "heads": 1, "seq_len_kv": 128}, [{"batch": 67}, {"seq_len_kv": 129}]),
+        ("last_half_empty", {"seq_len_q": 448}, [{"seq_len_q": 384}, {"seq_len_q": 449}, {"seq_len_q": 512}]),
+        ("last_half_empty", {"seq_len_q": 513}, [{"seq_len_q": 577}, {"seq_len_q": 641}, {"seq_len_q": 1024}]),
+    ],
+)
+def test_where_a_rule_holds(where, shape, others):
+    """few_blocks: 66 of them; last_half_empty: 64 rows saved of at most 640."""
+    problem = dataclasses.replace(standard(128), batch=1, heads=1, kv_heads=1)
+
+    def holds(**fields):
+        found = dataclasses.replace(problem, **fields)
+        return rules.WHERE[where](dataclasses.replace(found, kv_heads=found.heads))
+
+    assert holds(**shape) and not any(holds(**{**shape, **other}) for other in others)
+    named = {rule.where for rule in ALL if rule.where}
+    assert named == set(rules.WHERE)
 
 
 @sampled(core=lambda rule, problem, arch: arch == "sm_90")

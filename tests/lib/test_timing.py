@@ -170,6 +170,22 @@ def test_a_sample_in_which_the_gpu_waited_for_the_host_is_taken_again(
     assert sample.milliseconds == pytest.approx(expected, rel=0.02)
 
 
+def test_a_shorter_sample_comes_after_a_shorter_rest(monkeypatch):
+    """The GPU works for the same share of the time; a call that takes longer than a sample has a longer rest."""
+
+    def plan(gpu_ms, host_ms, *asked):
+        monkeypatch.setattr(timing, "_mean_ms", lambda call, calls: (gpu_ms, host_ms))
+        return timing.plan_sample(lambda i: None, *asked)
+
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    assert plan(1.0, 0.1) == Plan(40, 0.3 + 1.5 * 40 * 0.1, 1.0, timing.REST_MS)
+    assert plan(1.0, 0.1, 1000, 10.0) == Plan(10, 0.3 + 1.5, 1.0, timing.REST_MS / 4)
+    assert plan(0.01, 0.1, 1000, 10.0, 20.0) == Plan(200, 0.3 + 1.5 * 200 * 0.1, 0.01, timing.REST_MS / 4)
+    assert plan(0.01, 0.1, 150, 10.0, 20.0).launches == 150
+    assert plan(20.0, 30.0, 1000, 10.0, 20.0) == Plan(1, 0.3 + 1.5 * 30.0, 20.0, timing.REST_MS / 2)
+    assert plan(100.0, 0.1, 1000, 10.0).rest_ms == plan(100.0, 0.1).rest_ms == timing.REST_MS
+
+
 def counters(ghz: dict[int, float], nanoseconds: int = 40_000_000, start: int = 10**12) -> tuple[dict, dict]:
     """What is read before and after, of SMs that run at so many GHz."""
     before = {sm: (start + 1000 * sm, 5 * start) for sm in ghz}
