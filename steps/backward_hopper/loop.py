@@ -12,23 +12,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
+    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from steps.backward_hopper.adding import add_to_query
 from steps.backward_hopper.lib import position
-from steps.backward_hopper.products import (
-    await_all_sums,
-    await_but_sums,
-    await_sums,
-    issue_own_d_query,
-    issue_sums,
-    keys_of,
-    no_sums,
-    number_of,
-    rows_of,
-    weigh,
-)
+from steps.backward_hopper.products import issue_own_d_query, keys_of, number_of, rows_of, weigh
 from steps.gluon import names  # noqa: F401
 from steps.hopper.lib import await_tile
 
@@ -41,7 +31,8 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.c
     keys = keys_of(tiles.key, variant).slice(warpgroup * KEYS, KEYS, 0)
     values = keys_of(tiles.value, variant).slice(warpgroup * KEYS, KEYS, 0)
     first_key = work.key_row + warpgroup * KEYS
-    d_key, d_value = no_sums(variant), no_sums(variant)
+    d_key = gl.full([KEYS, variant.head_dim], 0.0, gl.float32, variant.sums)
+    d_value = gl.full([KEYS, variant.head_dim], 0.0, gl.float32, variant.sums)
     iterations = variant.group_size * work.a_head
     mbarrier.wait(barriers.keys_full.index(0), 0)
     kept = variant.key_operand.take(keys, variant)
@@ -60,10 +51,10 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.c
         weights = weigh(scores, number_of(tiles.lse, iteration, variant), first_key, i, scale, work, variant)
         rounded = weights.to(dtype)
         factor = gl.convert_layout(rounded, variant.factor)
-        d_value = issue_sums(factor, d_output, d_value, variant)
+        d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
 
         # --- dS ---
-        d_weights = await_but_sums(d_weights, variant)
+        d_weights = warpgroup_mma_wait(1, deps=[d_weights])
         weights = variant.key_operand.weights(weights, rounded)
         d_scores = variant.gradient.d_scores(weights, d_weights, tiles.row_sum, iteration, dtype, variant)
         before = iteration + 1  # of the two slots of dS, that of the iteration before
@@ -75,13 +66,13 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.c
         # --- dQ of the iteration before, and dK; under dK's product dQ is added ---
         mbarrier.wait(barriers.d_scores_full.index(before & 1), iteration - 1 >> 1 & 1)
         d_query = issue_own_d_query(tiles, before, warpgroup, variant)
-        d_key = issue_sums(gl.convert_layout(d_scores, variant.factor), query, d_key, variant)
+        d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
         variant.fence.behind(barriers, iteration)
-        d_value, d_query = await_sums(d_value, d_query, variant)
+        d_value, d_query = warpgroup_mma_wait(1, deps=[d_value, d_query])
         variant.exchange.free(barriers, iteration, variant)
         if iteration > 0:
             add_to_query(d_query, arrays, tiles, barriers, iteration - 1, work, padded, aside, warpgroup, variant)
-        d_key = await_all_sums(d_key, variant)
+        d_key = warpgroup_mma_wait(0, deps=[d_key])
         mbarrier.arrive(barriers.query_empty.index(iteration % variant.stages), count=1)
 
     # --- dQ of the last iteration ---

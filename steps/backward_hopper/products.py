@@ -324,16 +324,6 @@ def await_but_sums(product, variant: gl.constexpr):
 
 
 @gluon.jit
-def await_sums(sums, product, variant: gl.constexpr):
-    """Wait for dV and for another product, and not for those of dK that were begun behind them."""
-    if variant.sum_pieces is None:
-        return warpgroup_mma_wait(1, deps=[sums, product])
-    else:
-        first, second, product = warpgroup_mma_wait(2, deps=[sums[0], sums[1], product])
-        return (first, second), product
-
-
-@gluon.jit
 def await_all_sums(sums, variant: gl.constexpr):
     """Wait until nothing is under way."""
     if variant.sum_pieces is None:
@@ -344,24 +334,15 @@ def await_all_sums(sums, variant: gl.constexpr):
 
 
 @gluon.jit
-def times(sums, factor, variant: gl.constexpr):
-    """dK or dV times a number."""
+def store_rounded(tile, sums, factor, variant: gl.constexpr):
+    """Store dK or dV, times a number, in a tile [key, head_dim]. TMA drops what is past the end of head_dim."""
     if variant.sum_pieces is None:
-        return sums * factor
-    else:
-        return sums[0] * factor, sums[1] * factor
-
-
-@gluon.jit
-def store_rounded(tile, sums, variant: gl.constexpr):
-    """Store dK or dV in a tile [key, head_dim] in shared memory. TMA drops what is past the end of head_dim."""
-    if variant.sum_pieces is None:
-        tile.store(sums.to(tile.dtype))
+        tile.store((sums * factor).to(tile.dtype))
     else:
         FIRST: gl.constexpr = variant.sum_pieces[0]
         SECOND: gl.constexpr = variant.sum_pieces[1]
-        tile.slice(0, FIRST, 1).store(sums[0].to(tile.dtype))
-        tile.slice(FIRST, SECOND, 1).store(sums[1].to(tile.dtype))
+        tile.slice(0, FIRST, 1).store((sums[0] * factor).to(tile.dtype))
+        tile.slice(FIRST, SECOND, 1).store((sums[1] * factor).to(tile.dtype))
 
 
 @gluon.jit
@@ -383,10 +364,11 @@ def store_both(
     variant: gl.constexpr,
 ):  # fmt: skip
     """dK and dV leave from where K and V were, a warpgroup's rows from its own, when all warpgroups have read these."""
+    dtype: gl.constexpr = tiles.key.dtype
     LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
     await_all_warpgroups(barriers, 0, variant)
-    store_rounded(own_keys, times(d_key, scale * LN2, variant), variant)
-    store_rounded(own_values, d_value, variant)
+    own_keys.store((d_key * (scale * LN2)).to(dtype))
+    own_values.store(d_value.to(dtype))
     fence_async_shared()
     await_all_warpgroups(barriers, 1, variant)
     if warpgroup == 0:

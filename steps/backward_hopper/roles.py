@@ -40,7 +40,6 @@ from steps.backward_hopper.products import (
     number_of,
     rows_of,
     store_rounded,
-    times,
     weigh,
 )
 from steps.gluon import names  # noqa: F401
@@ -138,7 +137,7 @@ def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, varia
 def store_sums(sums, scale, ring, array, work, variant: gl.constexpr):
     """dV or dK leaves by a slot of the ring of dO or Q that it was summed from, when nobody reads them any more."""
     slot = ring.index(0)
-    store_rounded(keys_of(slot, variant), times(sums, scale, variant), variant)
+    store_rounded(keys_of(slot, variant), sums, scale, variant)
     fence_async_shared()
     tma.async_store(array, [work.batch, work.kv_head, work.key_row, 0], slot)
 

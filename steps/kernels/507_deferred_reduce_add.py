@@ -31,7 +31,7 @@ Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutor
 python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
   --head-dim 128: TILE_QUERY 64; HEAD_DIM 128; ROWS_PREPARED 8; ROWS_SCALED 4; ADDED_UP 128; other layouts ROWS_LAYOUT,
-    ROWS_OF_TWO, ROWS_OF_ONE, SUMS, SCORES; other lines in issue_own_d_query, consume; in gradients `rates =
+    SUMS, ROWS_OF_TWO, ROWS_OF_ONE, SCORES; other lines in issue_own_d_query, consume; in gradients `rates =
     tuple((pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (8, 4)))`; also has add_by_tma, number_of; has no
     store_for_tma, let_tma_add
   --dtype bfloat16: in consume `weights = in_bfloat16(rounded)`; also has in_bfloat16
@@ -80,11 +80,11 @@ SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwi
 SHARED_NUMBERS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32))
 SHARED_SCORES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16))
 SHARED_SUMS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4))
+SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
+QUERY_SUMS = SUMS
 ROWS_OF_TWO = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [2, 1], [1, 0]))
 LINE_OF_TWO = gl.constexpr(gl.BlockedLayout([4], [32], [2], [0]))
 ROWS_OF_ONE = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [1, 1], [1, 0]))
-SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
-QUERY_SUMS = SUMS
 SCORES = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 SHARED_FOURS = gl.constexpr(
     gl.SharedLinearLayout(offset_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 20], [2, 8], [4, 16], [8, 0],
@@ -335,9 +335,8 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
     # Wait until all warpgroups are here.
     mbarrier.arrive(barriers.done.index(0), count=1)
     mbarrier.wait(barriers.done.index(0), 0)
-    # Store dK or dV in a tile [key, head_dim] in shared memory. TMA drops what is past the end of head_dim.
-    keys.store((d_key * (scale * LN2)).to(keys.dtype))
-    values.store(d_value.to(values.dtype))
+    keys.store((d_key * (scale * LN2)).to(dtype))
+    values.store(d_value.to(dtype))
     fence_async_shared()
     mbarrier.arrive(barriers.done.index(1), count=1)
     mbarrier.wait(barriers.done.index(1), 0)
