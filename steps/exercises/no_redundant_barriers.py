@@ -97,8 +97,8 @@ EXERCISE = Compared(
     named=lambda before, after: f"may_go({before[-SHOWN:]}, {after!r})",
     told=told,
     hints=(
-        "Begin with what stands behind the barrier. In front of a wait it may always go. In front of an arrival it "
-        "depends. In front of anything else it stays.",
+        "Begin with what follows the barrier. Before a wait it may always go. Before an arrival it depends. Before "
+        "anything else it stays.",
         "An arrival releases a slot. So look back from the barrier: which is the nearest event that tells whether "
         "the tile has been read, or was only seen to come?",
         'Go through `reversed(before)`, and pass over "arrive" and "sync", which read no tile. If the first other '

@@ -25,7 +25,7 @@ STEP = step303_permuted_keys.STEP.evolve(
     number=304,
     name="p_offset",
     title="Weights times 2^8",
-    change="Weights are 2^8 times as large when they are rounded to e4m3, whose least numbers they else fall below.",
+    change="Weights are multiplied by 2^8 before they are rounded to e4m3: else many fall below its smallest number.",
     offset=8,
 )
 
