@@ -36,7 +36,7 @@ EXERCISE = Compared(
         "How many numbers are in the output tile and in the scores? A register holds 32 bits, and both tiles are "
         "float32.",
         "With split-Q every number is held by one lane only, and a block has 32 * warps lanes. For the second result: "
-        "how many times 16 queries has a warp?",
+        "how many groups of 16 queries does a warp have?",
         "registers = queries * (head_dim + keys) // (32 * warps); uses = queries // warps // 16.",
     ),
     solution="""
