@@ -48,7 +48,7 @@ def write(known: dict) -> None:
             parts.append(f'"{kind}": [\n' + ",\n".join(lines) + "\n]")
         else:
             names = entries if kind == "digests" else sorted(entries)
-            lines = [f"{json.dumps(name)}: {json.dumps(entries[name])}" for name in names]
+            lines = [f"{json.dumps(name)}:{json.dumps(entries[name], separators=(',', ':'))}" for name in names]
             parts.append(f'"{kind}": {{\n' + ",\n".join(lines) + "\n}")
     write_whole(PATH, "{\n" + ",\n".join(parts) + "\n}\n")
 
