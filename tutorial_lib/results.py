@@ -323,16 +323,17 @@ class Run(Record, OnProblem):
         return next((each for each in of_days if {m.name, other.name} <= in_all(each.rounds)), None)
 
     def as_together(self, m: Measurement, other: Measurement) -> Run:
-        """This run, or the earlier one whose rounds ``together`` gives, as far as those go: times, and nothing else."""
+        """This run, or of the rounds that ``together`` gives the earlier one: its day, versions and times."""
         found = self.together(m, other)
         if found is None or not found.day:
             return self
         timed = in_all(found.rounds)
+        stale = dict.fromkeys(("clock_ghz", "cycles", "gigabytes_per_s", "percent_of_ceiling", "earlier"))
 
         def then(each: Measurement) -> Measurement:
             took = Latency.of([r.latency_ms[each.name] for r in found.rounds])
             tflops = each.tflops and each.tflops * each.latency_ms.median / took.median
-            return each.model_copy(update={"latency_ms": took, "tflops": tflops})
+            return each.model_copy(update=stale | {"latency_ms": took, "tflops": tflops})
 
         both = {
             kind: [then(x) for x in getattr(self, kind) if x.name in timed] for kind in ("steps", "inside", "peers")

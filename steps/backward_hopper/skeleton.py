@@ -28,7 +28,7 @@ from tutorial_lib.problem import Problem
 
 ROW_WARPS = 4  # of the small kernels
 SECTION = 264  # blocks that begin together: 132 SMs take about as long for them as for the longest
-LARGER_SECTION = 396  # with 8 heads of 81 blocks 1.05 times as fast as 264: in a trial on an H200, not recorded
+LARGER_SECTION = 396  # with 8 heads of 81 blocks faster than 264: in a trial on an H200, not recorded
 AT_ONCE = 144  # blocks, about as many as run at once; whole heads of them, rounded down (up was not measured)
 PROCESSORS = 132  # of an H100; a block has one alone
 # Iterations that a block takes for a query head at least, in the mean, for query heads to have blocks of their own:
@@ -36,7 +36,7 @@ PROCESSORS = 132  # of an H100; a block has one alone
 ITERATIONS_APART_CAUSAL, ITERATIONS_APART = 5, 64
 ROUNDING = 4  # iterations that take as long as clearing and rounding sums for dK and dV: a trial with 64 blocks
 # Iterations that each tile of queries takes at least, in the mean, for spare warps to keep pace; and at head_dim 64
-# without a mask: 1.03 to 1.06 times as fast with 4 and 5 of them, in trials on an H200, which are not recorded.
+# without a mask: faster with 4 and 5 of them, too, in trials on an H200, which are not recorded.
 LEAST_ITERATIONS, LEAST_UNMASKED_64 = 6, 4
 
 
@@ -63,7 +63,7 @@ class HopperGradients(TmaGradients):
     keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask.
     gradient: at head_dim 128, how the product for the weights' gradient begins.
     exchange, fence: how warpgroups that are apart exchange dS; at head_dim 256 they do it in a way of their own.
-    short_rules: whether launches have other tiles where blocks are few, or the last tile of queries is half empty.
+    short_rules: whether launches have other tiles where blocks are few, or up to 640 queries fill smaller tiles better.
     begin: when the kernels of a call begin. line_of_block: of which head a small kernel begins.
 
     Raises ValueError for values that do not go together.

@@ -17,8 +17,8 @@ it slower there.
 To expect, as a hypothesis: an iteration takes less time by what warps waited at this fence.
 
 The step also has tiles of its own for short sequences (``hopper_short`` in steps/core/rules.toml). Where blocks are
-few, tiles of 64 keys make twice as many, and warpgroups have roles as at head_dim 256. Where the last tile of 128
-queries is at least half empty, tiles of 64 have fewer rows.
+few, tiles of 64 keys make twice as many, and warpgroups have roles as at head_dim 256. Where up to 640 queries leave
+the last tile of 128 at least half empty, tiles of 64 have fewer rows.
 
 ``dependent_launch``, inside this step: a kernel begins before the one before it has ended.
 

@@ -148,8 +148,9 @@ def _as_modelled(
     ratio = None if baseline.unsupported(problem, arch) else model.of_baseline(problem)
     seconds, step = known[name].seconds, get_step(name)
     compared = f", {ratio:.2f} times as fast as PyTorch's attention" if ratio else ""
-    if ratio and ratio < 1 and _host_decides(ratio, seconds, problem, runs, step, baseline):
-        compared, ratio = f"{compared}; but the host needs longer than the GPU, and less for a call of this step", 1.0
+    if ratio and ratio < 1 and _host_decides(ratio, seconds, problem, arch, runs, step, baseline):
+        compared += "; but the host needs longer for a call of that, and less for one of this step"
+        ratio = 1.0
     why = (
         f"Not measured: {problem.describe()} on {arch}. By a model of {len(runs)} records, {step.label} is the fastest "
         f"of the steps. It should take {1000 * seconds:.3g} ms{compared}. Its nearest record: {provenance(record)}."
@@ -157,25 +158,28 @@ def _as_modelled(
     return Choice(step, why, record, ratio)
 
 
-def _host_decides(ratio: float, seconds: float, problem: Problem, runs: list[Run], step: Step, baseline: Step) -> bool:
+def _host_decides(
+    ratio: float, seconds: float, problem: Problem, arch: str, runs: list[Run], step: Step, baseline: Step
+) -> bool:
     """Whether calls take the GPU as long, by our verdict, and a caller waits less for one of this step than of PyTorch.
 
     ratio: how many times as fast the step is on the GPU. seconds: that it takes there. A call takes as long as the
-    GPU or the host, whichever needs longer. The nearest record that tells says what the host needs. Steps of one
-    backend are launched alike, so any of them tells.
+    GPU or the host, whichever needs longer. The nearest record that tells says what the host needs: for PyTorch's call,
+    and for one of this step, or of another that has as many kernels of the same backend.
     """
     if timing.verdict(timing.Spread(ratio, ratio, ratio)) != "same":
         return False
     told = sorted(runs, key=lambda run: apart(problem, run.the_problem()))
-    both = ((_host_us(run, step.backend), _host_us(run, baseline.backend)) for run in told)
+    kernels = step.work(problem, arch).kernels
+
+    def of_ours(run: Run) -> float:
+        timed = ((m.host_us, get_step(m.name)) for m in [*run.steps, *run.inside] if m.host_us)
+        alike = ((us, other) for us, other in timed if other.backend == step.backend)
+        return min((us for us, other in alike if other.work(run.the_problem(), arch).kernels == kernels), default=0.0)
+
+    both = ((of_ours(run), (m := run.measurement(baseline.name)) and m.host_us) for run in told)
     ours, its = next(filter(all, both), (math.inf, 0.0))
-    return max(1e6 * seconds, ours) < max(1e6 * seconds * ratio, its)
-
-
-def _host_us(run: Run, backend: str) -> float | None:
-    """The least that the host needed for a call of a step of this backend, in microseconds; None: not recorded."""
-    found = (m.host_us for m in [*run.steps, *run.inside] if m.host_us and get_step(m.name).backend == backend)
-    return min(found, default=None)
+    return max(1e6 * seconds, ours) < its
 
 
 def _of_kernels(known: dict[str, Estimate], problem: Problem, arch: str) -> dict[str, Estimate]:

@@ -216,9 +216,10 @@ def _deal(
 
 
 def shares(problem: Problem, tile: Tile, processors: int) -> dict[str, list[int]]:
-    """What every block, or SM, has to do, in tiles of keys: tiles by number, or by LPT lists.
+    """What every block, or SM, has to do, in tiles of keys, by how tiles of queries are handed out.
 
-    To whoever is free: as the GPU hands out blocks of a tile each.
+    "by number, in turn": a block takes every ``processors``-th. "by number, to whoever is free": as the GPU hands out
+    blocks of a tile each. "LPT lists": from the longest to the shortest, to whoever is free.
     """
     a_head = tiles_a_head(problem, tile)
     total = a_head * problem.heads * problem.batch

@@ -9,9 +9,9 @@ There is no autograd. It needs PyTorch and cuda-tile.
 Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
 python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: TILE_KEY 128; HEAD_DIM 64; in fmha_decode `k = ct.permute(from_small_pages((K, Table, last), batch,
-    kv_head, j, LATENCY_KEY), (1, 0))` and `v = from_small_pages((V, Table, last), batch, kv_head, j, LATENCY_VALUE)`;
-    also has small_page, from_small_pages; has no load_key_from_pages, load_value_from_pages
+  --head-dim 64: TILE_KEY 128; HEAD_DIM 64; COLUMNS 64; in fmha_decode `k = ct.permute(from_small_pages((K, Table,
+    last), batch, kv_head, j, LATENCY_KEY), (1, 0))` and `v = from_small_pages((V, Table, last), batch, kv_head, j,
+    LATENCY_VALUE)`; also has small_page, from_small_pages; has no load_key_from_pages, load_value_from_pages
   --dtype float16: the same kernel and launch
   --no-causal: the same kernel and launch
   --seq-len-kv 4001: the same kernel and launch
@@ -37,6 +37,7 @@ AT_ONCE = 4
 TILE_QUERY = 16
 LN2 = 0.6931471805599453
 LATENCY_KEY = 8
+COLUMNS = 128
 LATENCY_VALUE = 8
 INVERSE_LN2 = 1.4426950408889634
 
@@ -53,14 +54,14 @@ def load_key_from_pages(K, batch, kv_head, j):
 
 
 def load_value_from_pages(V, batch, kv_head, j):
-    """The j-th tile of values [key, head_dim]."""
+    """The j-th tile of values, or of keys or values as words: [key, column]."""
     Pages, Table, _ = V
     # Of a page that is no smaller than a tile: its number, and which of its tiles the j-th of a sequence is.
     tiles_a_page = PAGE_SIZE // TILE_KEY
     number, within = ct.load(Table, (batch, j // tiles_a_page), ()), j % tiles_a_page
-    shape = (1, TILE_KEY, 1, HEAD_DIM)
+    shape = (1, TILE_KEY, 1, COLUMNS)
     v = ct.load(Pages, (number, within, kv_head, 0), shape, latency=LATENCY_VALUE)
-    return ct.reshape(v, (TILE_KEY, HEAD_DIM))
+    return ct.reshape(v, (TILE_KEY, COLUMNS))
 
 
 def fmha_decode(Q, K, V, Table, Lengths, Partials, LSE, scale):

@@ -60,11 +60,11 @@ class Ahead:
 
 
 def differing(kernels: Sequence[tuple[Step, Problem]], arch: str) -> list[tuple[Step, Problem]]:
-    """Those that have a kernel of their own, of such as run the same the first: lengths alone make none other."""
+    """One (step, problem) for each kernel. Problems that differ in length alone share one."""
     found, ran = [], []
     for step, problem in kernels:
         if isinstance(step, FusedStep) and step.unsupported(problem, arch) is None:
-            runs = step.what_runs(problem, arch)
+            runs = step.what_runs(problem, arch), problem.dtype, problem.kv_dtype
             if runs not in ran:
                 ran.append(runs)
                 found.append((step, problem))

@@ -62,6 +62,14 @@ class Called:
     def compile(self, problem: Problem, arch: str) -> None:
         import torch
 
+        with gpu_turn(self.device):
+            self._call(problem)
+            if self.device == "cuda":
+                torch.cuda.empty_cache()  # others compile at the same time, with inputs of their own
+
+    def _call(self, problem: Problem) -> None:
+        import torch
+
         q, k, v, *_ = FORWARD.inputs(problem, 0, self.device)
         (forward, *backward), gradients = self.steps, self.timed != "forward"
         if isinstance(forward, TorchStep):

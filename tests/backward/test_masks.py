@@ -56,7 +56,7 @@ def test_a_step_is_right(step, shape):
 
 @pytest.mark.parametrize("step", [step for step in TAKING if "window" in step.takes], ids=named)
 def test_queries_behind_the_window_are_not_read(step):
-    """Gradients of keys, and of queries before them, have the same bits whatever those hold that do not see them."""
+    """Gradients of keys, and of queries before them, are numbers whatever those hold that do not see them."""
     shape = problem(head_dim=64, batch=1, heads=1, seq_len_q=640, seq_len_kv=640, window=128)
     inputs = BACKWARD.inputs(shape, secrets.randbits(32))
     exact = BACKWARD.reference(shape, inputs)

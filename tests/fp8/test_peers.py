@@ -65,13 +65,14 @@ def test_a_graph_is_told_what_a_call_is(package, dtype):
     assert all(graph.asked[x.name] is x for x in inputs)
 
 
-@pytest.mark.parametrize("lacks", ["create_handle", "pygraph", "data_type"])
-def test_what_the_package_lacks_is_told_in_one_line(package, lacks):
-    """There is no GPU, either: whatever goes wrong while a graph is built is told, and is no crash."""
+@pytest.mark.parametrize("lacks", ["pygraph", "data_type"])
+def test_what_the_package_lacks_is_told_in_one_line(package, lacks, monkeypatch):
+    """Whatever goes wrong while a graph is built is told, and is no crash."""
+    monkeypatch.setattr(cudnn_graph, "_handle", lambda device: None)
     if hasattr(package, lacks):
         delattr(package, lacks)
     q = torch.zeros(1, 2, 64, 64, dtype=torch.float16)
-    told = "nvidia-cudnn-frontend 1.0 with cuDNN 91900 does not build it: "
+    told = f"nvidia-cudnn-frontend 1.0 with cuDNN 91900 does not build it: .*{lacks}"
     with pytest.raises(Unsupported, match=told) as error:
         cudnn_graph.attention(q, q, q, True, 0.125)
     assert "\n" not in str(error.value)
