@@ -286,8 +286,8 @@ class Backward(Pass):
         over head_dim, and what is left of it is chance, in PyTorch as elsewhere. dK adds up what is left of all
         queries, whose signs are chance, too: it grows with the root of their number.
 
-        With sinks PyTorch's are the gradients of the formula, which never sees a rounded o. So the errors are at least
-        those of float64 with D of the rounded o, as kernels have it.
+        With sinks, a window or a soft cap PyTorch's are the gradients of the formula, which never sees a rounded o. So
+        the errors are at least those of float64 with D of the rounded o, as kernels have it.
         """
         q, k, v, o, _, do, *sinks = inputs
         own = reference.sdpa_gradients(q, k, v, do, problem.causal, problem.scale, *sinks, **masks(problem))
@@ -298,12 +298,13 @@ class Backward(Pass):
         lost = (lost * k.abs().max().item(), lost * q.abs().max().item() * queries, 0.0)
         errors = [accuracy.max_error(*pair) for pair in zip(own, exact, strict=True)]
         found = tuple(e if x.any() else max(e, least) for e, x, least in zip(errors, exact, lost))
-        if not sinks:
+        more = masks(problem) | ({"sinks": sinks[0]} if sinks else {})
+        if not more:
             return found
-        more = {"sinks": sinks[0], "o": o, **masks(problem)}
+        more["o"] = o
         rounded = reference.gradients_float64(q, k, v, do, problem.causal, problem.scale, **more)
         least = [accuracy.max_error(*pair) for pair in zip(rounded, exact, strict=True)]
-        return tuple(map(max, (*found, errors[3]), least))
+        return tuple(map(max, (*found, *errors[3:]), least))
 
     def least_bytes(self, problem):
         """q, o and do are read and dq is written, k and v are read and dk and dv written, and lse is read."""

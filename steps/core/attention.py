@@ -31,6 +31,7 @@ from steps.core.tensors import (
     has_long_strides,
     has_own_dispatch,
     is_plain,
+    packed_tight,
     plain,
     refuse_tangent,
     refuse_tangents,
@@ -270,7 +271,7 @@ def _without_graph(q, k, v, asked: Asked, return_lse: bool) -> Launch:
     names = [name for name in (*CU_SEQLENS, "sinks") if getattr(asked, name) is not None]
     far = has_long_strides(q, k, v) or rows_overlap(q, k, v)  # which not every step takes, nor PyTorch
     if far:
-        q, k, v = (x.contiguous() for x in (q, k, v))
+        q, k, v = packed_tight(q, k, v)
     how = {"return_lse": return_lse, "window": asked.window, "softcap": asked.softcap}
     if step is BLOCKWISE:
 
@@ -290,7 +291,7 @@ def _without_graph(q, k, v, asked: Asked, return_lse: bool) -> Launch:
         launch = step.ready(q, k, v, *numbers[:2], **how)
 
     def from_contiguous(q, k, v, *others):
-        return launch(q.contiguous(), k.contiguous(), v.contiguous(), *others)
+        return launch(*packed_tight(q, k, v), *others)
 
     def contiguous(*given):
         return launched(*given).contiguous()
@@ -390,6 +391,9 @@ def _with_graph(q, k, v, asked: Asked) -> Launch:
     problem_of(q, k, v, asked)  # tells what is wrong
     if not _trained(q, k, v, asked, _must_repeat()):
         return lambda q, k, v, _: _differentiable(q, k, v, asked, by=_EagerWithMore.apply)
+    if has_long_strides(q, k, v):  # which not every step takes
+        passes = Passes(*packed_tight(q, k, v), *asked[:2], _must_repeat())
+        return lambda q, k, v, _: _EagerAttention.apply(*packed_tight(q, k, v), passes)
     passes = Passes(q, k, v, *asked[:2], _must_repeat())
     return lambda q, k, v, _: _EagerAttention.apply(q, k, v, passes)
 
@@ -528,6 +532,8 @@ def _gradients(
     asked, repeats = Asked(causal, scale, window, right, softcap, cu_seqlens_q, cu_seqlens_k, sinks), _must_repeat()
     if dlse is None and (step := _backward_step(q, k, v, asked, repeats)):
         more = {"window": window, "softcap": softcap, "sinks": sinks if of_sinks else None}
+        if has_long_strides(q, k, v) and not step.takes_long_strides:
+            q, k, v = packed_tight(q, k, v)
         made = step.gradients(q, k, v, o, lse, do.contiguous(), causal, scale, **more)
         return made if more["sinks"] is not None else (*made, q.new_empty(0))
     if dlse is not None and asked.cu_seqlens_q is not None:

@@ -158,7 +158,7 @@ def ones_where_none(scales: dict, shape: tuple, device) -> dict:
 
     if all(x is not None for x in scales.values()):
         return scales
-    one = torch.ones(shape, device=device)
+    one = torch.ones(shape, dtype=torch.float32, device=device)
     return {name: one if x is None else x for name, x in scales.items()}
 
 

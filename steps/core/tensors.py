@@ -94,6 +94,8 @@ def check_out(name: str, out, like, width: int | None = None) -> None:
         raise ValueError(f"{wanted}, got {type(out).__name__}")
     if (out.shape, out.dtype, out.device) != (shape, like.dtype, like.device):
         raise ValueError(f"{wanted}, got {tuple(out.shape)}, {out.dtype} on {out.device}")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{wanted}, that requires no gradients, got one that does")
     if is_plain(out) and not _overlaps_itself(out):
         return
     raise ValueError(f"{wanted}, each number in memory of its own, got strides {tuple(out.stride())}, {type(out)}")
@@ -150,6 +152,14 @@ def check_strides(**tensors) -> None:
 
 def has_long_strides(*tensors) -> bool:
     return any(max(x.stride()) >= LONG for x in tensors)
+
+
+def packed_tight(*tensors) -> tuple:
+    """Each contiguous; an axis of one element keeps no long stride, as it does in what PyTorch calls contiguous."""
+    import torch
+
+    tight = torch.contiguous_format
+    return tuple(x.clone(memory_format=tight) if has_long_strides(x) else x.contiguous() for x in tensors)
 
 
 @contextmanager

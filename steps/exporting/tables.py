@@ -185,9 +185,10 @@ def backward_notes(step: HopperGradients, problem: Problem) -> Notes:
     variant, kernel = replace(variant, ahead=min(variant.ahead, 1), window=None), step.kernel(problem)
     whole = replace(problem, window=None)
     small, (q, k, v, do) = few_tiles(whole, TILES * variant.tile.query, variant.tile.key, batch)
-    sums, lines = torch.zeros(q.shape, dtype=torch.float32), small.batch * small.heads
+    sums = torch.zeros((*q.shape[:-1], variant.head_dim), dtype=torch.float32)  # in whole tiles
+    lines = small.batch * small.heads
     numbers, counts = sums.new_zeros(2 * lines, q.shape[2]), torch.zeros(2 * lines * q.shape[2], dtype=torch.int32)
-    into = (sums.new_zeros(k.shape),) * 2 if variant.sharing > 1 else (k, v)
+    into = (sums.new_zeros((*k.shape[:-1], variant.head_dim)),) * 2 if variant.sharing > 1 else (k, v)
     passed = (*of_backward(q, k, v, do, numbers, sums, *into, small, q.shape[2], variant), variant)
     passed = (*passed, counts) if variant.counts else passed
     if variant.spare:

@@ -64,6 +64,24 @@ def test_a_gradient_that_is_the_same_everywhere(pair):
     assert_right([x.grad for x in inputs], shape, inputs, torch.ones_like(inputs[0]))
 
 
+@pytest.mark.parametrize("asked", [{}, {"window": 30}], ids=str)
+def test_strides_that_a_step_does_not_take_are_no_matter(asked, monkeypatch):
+    """Long ones along an axis of one, which PyTorch calls contiguous."""
+    chosen = front.Training(get_step("approx_division"), get_step("two_blocks"))
+    monkeypatch.setattr(front, "_launches", launch.Launches())
+    monkeypatch.setattr(front, "_trains", lambda *_: True)
+    monkeypatch.setattr(front, "training", lambda *_: chosen)
+    monkeypatch.setattr(front, "_backward_step", lambda *_: chosen.backward)
+    shape = problem(batch=1, seq_len_q=70, seq_len_kv=70, head_dim=64)
+    inputs = [x.detach() for x in leaves(shape)]
+    far = [inputs[0].as_strided(inputs[0].shape, (2**31, *inputs[0].stride()[1:])), *inputs[1:]]
+    do, found = torch.randn_like(inputs[0]), []
+    for given in (inputs, far):
+        given = [x.requires_grad_() for x in given]
+        found.append(gradients_of(lambda *x: steps.attention(*x, causal=True, **asked), given, do))
+    assert all(map(torch.equal, *found))
+
+
 def test_the_output_is_that_of_the_step(pair):
     shape = problem(seq_len_q=70, seq_len_kv=70, head_dim=64)
     inputs = leaves(shape)

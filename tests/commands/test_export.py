@@ -23,6 +23,7 @@ from steps.core.ladder import KERNELS, part_of, program_file, whole_ladder
 from steps.core.launch import untold
 from steps.cutile.launching import compiled_when_launched
 from steps.export import main
+from steps.exporting import tables
 from steps.exporting.standalone import chosen, standalone
 from steps.writing.written import module_in
 from tests.selection import sampled
@@ -424,6 +425,14 @@ def test_the_table_of_barriers_tells_of_counts_in_global_memory_and_of_other_ker
         r"next kernel +produce 2",
     ):
         assert re.search(f"^{row}$", text, re.MULTILINE), row
+
+
+@pytest.mark.parametrize("head_dim", [96, 192])
+def test_the_table_of_barriers_is_made_between_the_head_dims_of_tiles(head_dim):
+    step = get_step("deferred_reduce_add")
+    notes = tables.backward_notes(step, replace(step.default_problem, head_dim=head_dim))
+    assert {"tiles.query", "tiles.d_scores"} <= set(notes.names.values())
+    assert any(row.wait and "TMA" in row.arrive for row in notes.rows.values())
 
 
 def test_the_table_of_a_cluster_has_its_barrier_tensor_memory_and_who_doubles_arrivals():
