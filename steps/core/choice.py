@@ -66,7 +66,7 @@ def best(
     then the newest. Elsewhere it is the step that ``steps.core.cost.Model`` expects to be the fastest. The model is
     made of the records of this architecture (where there are none, of others), which ask for the same beside plain
     attention, a window and the like. Where there are none, it is made of those that ask for as little else as can be,
-    and whose fastest step takes the problem. PyTorch's own is no candidate: it is what the choice is compared with.
+    and whose fastest step takes the problem, and of them of the kind of which most are recorded. PyTorch's own is no candidate: it is what the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
     """
@@ -90,7 +90,7 @@ def best(
         def distance(kind: tuple) -> tuple:
             elsewhere, features = kind
             knows = any(may(run.by_speed()[0].name) for run in alike[kind] if run.by_speed())
-            return elsewhere, len({*problem.features} ^ {*features}), not knows
+            return elsewhere, len({*problem.features} ^ {*features}), not knows, -len(alike[kind])
 
         asked = (_as_modelled(problem, arch, alike[kind], direction, may) for kind in sorted(alike, key=distance))
         return next(filter(None, asked), None)

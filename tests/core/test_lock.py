@@ -166,7 +166,7 @@ def test_the_file_is_whole_and_in_order(monkeypatch, tmp_path):
     known = {"compilers": {"a": "1"}, "digests": {"b": "2", "a": "1"}, "lines": {}, "asking": ["b", "a", "b"]}
     lock.write(known | {"compiled": {"k": {"figures": 1}}})
     assert lock.read() == known | {"asking": ["a", "b"], "compiled": {"k": {"figures": 1}}}
-    assert '"k": {"figures": 1}' in lock.PATH.read_text(encoding="utf-8").splitlines()  # an entry a line
+    assert '"k":{"figures":1}' in lock.PATH.read_text(encoding="utf-8").splitlines()  # an entry a line
 
 
 def known(digest: str, spilled: int, ptx: str | None = None) -> dict:
