@@ -319,11 +319,11 @@ MOST_LINES = {"cutile": 300, "gluon": 300, "cdna": 300, "triton": 300, "hopper":
 MOST_HOST = 130
 LONGER = {
     "next_softmax_first": 473,
-    "deterministic": 503,
-    "backward_ping_pong": 466,
+    "deterministic": 505,
+    "backward_ping_pong": 467,
     "decoupled_warpgroups": 451,
     "fused_pre_post": 637,
-    "coalesced_atomics": 667,
+    "coalesced_atomics": 670,
     "deferred_reduce_add": 631,
     "fast_deterministic": 548,
     "blackwell_persistent": 504,
