@@ -66,7 +66,8 @@ def best(
     then the newest. Elsewhere it is the step that ``steps.core.cost.Model`` expects to be the fastest. The model is
     made of the records of this architecture (where there are none, of others), which ask for the same beside plain
     attention, a window and the like. Where there are none, it is made of those that ask for as little else as can be,
-    and whose fastest step takes the problem, and of them of the kind of which most are recorded. PyTorch's own is no candidate: it is what the choice is compared with.
+    and whose fastest step takes the problem, and of them of the kind of which most are recorded. PyTorch's own is no
+    candidate: it is what the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
     """
