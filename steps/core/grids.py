@@ -163,7 +163,7 @@ def _sinks() -> tuple[Problem, ...]:
 def _window_gradients() -> tuple[Problem, ...]:
     """Layers of gpt-oss with a window of 128 tokens, and of Gemma 3 with one of 1024 (arXiv 2503.19786).
 
-    One of gpt-oss without sinks, too, which no peer takes in the backward pass.
+    No peer takes sinks in the backward pass, so one of gpt-oss is there without them, too.
     """
     of_oss = [replace(problem, window=128) for problem in _gpt_oss()]
     common = {"dtype": "bfloat16", "causal": True, "window": 1024}

@@ -163,6 +163,8 @@ def test_bad_arguments_are_named():
         step.gradients(None, k, v, o, lse, do)
     with pytest.raises(ValueError, match="out must be 3 tensors"):
         step.gradients(q, k, v, o, lse, do, out=(q, k))
+    with pytest.raises(ValueError, match=r"out's dk must be a tensor .* that requires no gradients"):
+        step.gradients(q, k, v, o, lse, do, out=(q, k.clone().requires_grad_(), v))
     with pytest.raises(ValueError, match="out's dv must be a tensor with shape"):
         step.gradients(q, k, v, o, lse, do, out=(q, k, v[:1]))
     with pytest.raises(Unsupported, match="head_dim must be a multiple of 8"):

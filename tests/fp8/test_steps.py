@@ -11,6 +11,7 @@ import torch
 from steps import QUANTIZED as ALL
 from steps import get_step
 from steps.core.ladder import kernels_of
+from steps.core.quantized import ones_where_none
 from steps.core.step import Unsupported
 from steps.exporting.standalone import standalone
 from steps.fp8.step306_cutile_fp8 import OFFSET
@@ -104,6 +105,15 @@ def assert_right_lse(step, shape, device="cpu"):
     o, lse = step.attention(q, k, v, shape.causal, return_lse=True, **by_name)
     torch.testing.assert_close(lse.double(), expected, rtol=1e-3, atol=3e-3)  # the tensor cores add up QK products
     assert torch.equal(o, step.attention(q, k, v, shape.causal, **by_name))
+
+
+def test_a_scale_that_is_left_out_is_in_float32():
+    torch.set_default_dtype(torch.float64)
+    try:
+        scales = ones_where_none({"k_scale": None}, (2, 2), "cpu")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert scales["k_scale"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("step", QUANTIZED, ids=lambda s: s.name)

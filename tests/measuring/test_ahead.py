@@ -123,6 +123,10 @@ def test_of_many_problems_those_kernels_are_compiled_that_differ():
     three = [(get_step(name), shape) for shape in grid for name in ("p_offset", "fp8_three_warpgroups")]
     own = [(step.name, shape.head_dim) for step, shape in differing(three, "sm_90")]
     assert own.count(("fp8_three_warpgroups", 64)) == 2 and len(own) == 6 + 2
+    both = [
+        (get_step("wgmma"), dataclasses.replace(SMALL, dtype=dtype)) for dtype in ("float16", "bfloat16", "float16")
+    ]
+    assert differing(both, "sm_90") == both[:2]
 
 
 @pytest.mark.parametrize(
