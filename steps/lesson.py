@@ -218,7 +218,7 @@ class Lesson:
                 rows.append(
                     [f"{name} (deleted)", gone.change, m.previous, None, None, tables.tflops(m), tables.vs_previous(m)]
                 )
-        headers = ["", "what it does", "builds on", "registers", "spilled, bytes", "TFLOPS"]
+        headers = ["", "what it does", "builds on", "registers at launch", "spilled, bytes", "TFLOPS"]
         headers.append("vs what it builds on, or is named")
         where = f"TFLOPS were recorded: {tables.origin(self.recorded)}." if self.recorded else ""
         ratios = [m.speedup_vs_previous for piece in (self.step, *pieces) if (m := self.known(piece)) and m.tflops]
@@ -281,14 +281,14 @@ class Lesson:
         timed = [m for m in reversed(before) if m.tflops]
         sdpa = self.recorded and self.recorded.measurement(pass_of(self.step).baseline)
         if not timed or not sdpa or not sdpa.tflops:
-            return self._lost()
+            return self.lost()
         run = self.recorded.as_together(timed[-1], sdpa)  # bars and line of the same rounds
         timed = [there for m in timed if (there := run.measurement(m.name))]
         told = f"The path so far on {tables.origin(run)}, as recorded. Step {timed[-1].label} has "
         told += f"{plots.share(timed[-1], sdpa):.0%} of SDPA's speed."
-        return Page(told, plots.path(timed, run.measurement(sdpa.name)), *self._lost().parts)
+        return Page(told, plots.path(timed, run.measurement(sdpa.name)), *self.lost().parts)
 
-    def _lost(self) -> Page:
+    def lost(self) -> Page:
         """Where the previous step lost its time: what each unit needed at least, what it took, what counters say."""
         before = self.known(self.previous)
         limit = self.limit(self.previous)
@@ -478,10 +478,9 @@ class Lesson:
             figure.axes[0].legend(frameon=False, loc="upper right")
         found = []
         if now.speedup_vs_previous:
-            found.append(f"Times as fast as step {self.previous.label}: **{tables.vs_previous(now)}**.")
+            found.append(tables.times_as_fast(f"step {self.previous.label}", now.speedup_vs_previous))
         if now.speedup_vs_baseline and now.previous != pass_of(self.step).baseline:
-            other = pass_of(self.step).baseline_in_tables
-            found.append(f"Times as fast as {other}: {tables.ratio(now.speedup_vs_baseline)}.")
+            found.append(tables.times_as_fast(pass_of(self.step).baseline_in_tables, now.speedup_vs_baseline))
         if ratio := now.speedup_vs_previous if self.rival is self.previous else now.speedup_vs_baseline:
             found.append(self._scored(ratio.median))
         return Page(where, figure, " ".join(found), MEDIANS if found else "")
@@ -682,7 +681,10 @@ FIGURES = [
 ]
 SHOWN = 5  # rows of evidence
 EARLIER = "Where those rounds did not have both, a ratio is of earlier ones, and so may differ from that of the TFLOPS."
-MEDIANS = "A bar is the median of all rounds. A ratio is the median of the ratios inside each round, so it may differ."
+MEDIANS = (
+    "A bar is the median of all rounds. A ratio is the median of the ratios inside each round, so it may differ from "
+    "that of the bars."
+)
 PLAIN = {  # features that a problem can do without, and its fields then
     "window": {"window": None},
     "softcap": {"softcap": None},

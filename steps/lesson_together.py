@@ -131,8 +131,8 @@ class LessonTogether(Lesson):
         """How many times as fast as the step before, where both were measured in these rounds."""
         if now is None or now.speedup_vs_previous is None:
             return ()
-        factor = f"Times as fast as step {now.previous.replace('_', ' ')}: **{tables.vs_previous(now)}**. "
-        return (factor + self._scored(now.speedup_vs_previous.median),)
+        told = tables.times_as_fast(f"step {now.previous.replace('_', ' ')}", now.speedup_vs_previous)
+        return (f"{told} {self._scored(now.speedup_vs_previous.median)}",)
 
     def _share_by_the_model(self, m: Measurement) -> str:
         if m.part is None:  # a peer

@@ -21,7 +21,7 @@ from steps.lesson import ROUNDS, machine
 from steps.measuring.measure import Settings, measure
 from steps.trials import get_trial, recorded_trial
 from tutorial_lib import pictures, plots, tables, timing
-from tutorial_lib.architectures import REFERENCE_GPUS
+from tutorial_lib.architectures import ARCHITECTURES, REFERENCE_GPUS
 from tutorial_lib.display import Page, table
 from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import has_gpu
@@ -60,7 +60,22 @@ def ceilings(run: Run | None) -> Page:
     names = run.measurement("sdpa").kernels or ()
     kernels = ", ".join(f"`{name[:60]}{'…' if len(name) > 60 else ''}`" for name in names)
     chose = f"What SDPA runs by default: {kernels}." if kernels else ""
-    return Page(f"{told}: {tables.origin(run)}.", pictures.bars(shown, "TFLOPS (median)", form="{:.0f}"), chose)
+    figure = pictures.bars(shown, "TFLOPS (median)", form="{:.0f}")
+    return Page(f"{told}: {tables.origin(run)}.", figure, _of_the_peak(run), chose)
+
+
+def _of_the_peak(run: Run) -> str:
+    """How near the matrix product comes to the tensor cores' rate: at the highest clock, and at the one that it had."""
+    product, arch = run.ceiling, ARCHITECTURES.get(run.machine["arch"])
+    if not arch or not product or not product.tflops or not product.clock_ghz:
+        return ""
+    at_1_ghz = arch.tensor_flops * run.machine["multiprocessors"] / 1000
+    own, highest = product.clock_ghz, run.machine["max_sm_clock_mhz"] / 1000
+    at_own, at_highest = (f"{product.tflops / (at_1_ghz * ghz):.0%}" for ghz in (own, highest))
+    return (
+        f"The matrix product reaches {at_highest} of the tensor cores' rate at the highest clock, {highest:.2f} GHz, "
+        f"and {at_own} of their rate at the clock that it ran at, {own:.2f} GHz."
+    )
 
 
 def rounds(run: Run | None, *names: str) -> Page:

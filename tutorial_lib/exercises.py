@@ -216,13 +216,15 @@ def define(source: str, name: str, **known) -> Callable:
 
 
 def unfilled(source: str) -> str | None:
-    """The line where ``...`` still stands for something; an index such as ``x[..., None]`` is none."""
+    """The first line where ``...`` stands for something; an index such as ``x[..., None]`` is none."""
     tree = ast.parse(source)
     indices = {id(node) for sub in ast.walk(tree) if isinstance(sub, ast.Subscript) for node in ast.walk(sub.slice)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node.value is Ellipsis and id(node) not in indices:
-            return source.splitlines()[node.lineno - 1].strip()
-    return None
+    blanks = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value is Ellipsis and id(node) not in indices
+    ]
+    return source.splitlines()[min(blanks) - 1].strip() if blanks else None
 
 
 def explained(message: str, typical: Iterable[tuple[str, str]], source: str) -> str:

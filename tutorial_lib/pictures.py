@@ -219,15 +219,13 @@ def multiprocessor(kernels: Sequence[tuple[str, dict]], registers: int, shared_b
     return figure
 
 
-def bars(values: Mapping[str, float], ylabel: str, log: bool = False, form: str = "{:.3g}"):
+def bars(values: Mapping[str, float], ylabel: str, form: str = "{:.3g}"):
     """One bar a name."""
     figure, axes = figure_with_axes(max(4.2, 0.9 + 1.05 * len(values)), 2.8)
     axes.bar(range(len(values)), list(values.values()), 0.6, color=BLUE)
     for x, value in enumerate(values.values()):
         axes.annotate(form.format(value), (x, value), (0, 2), textcoords="offset points", ha="center", fontsize=8)
     axes.set_xticks(range(len(values)), [name.replace(", ", ",\n") for name in values], fontsize=8)
-    if log:
-        axes.set_yscale("log")
     axes.margins(y=0.15)
     axes.set_ylabel(ylabel)
     return figure

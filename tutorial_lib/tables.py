@@ -48,14 +48,28 @@ def factor(speedup: Speedup | None) -> str:
 
 
 def ratio(speedup: Speedup | None, told: str | None = None) -> str:
-    """Such as ``1.05× (1.03–1.07) faster``; told: other words for the verdict. A third digit where two belie it."""
+    """Such as ``1.05× (1.03–1.07) faster``; told: other words for the verdict."""
     if speedup is None:
         return NOTHING
-    told = told or ("same code" if speedup.same_code else speedup.verdict)
+    median, low, high = _digits(speedup)
+    return f"{median}× ({low}–{high}) {told or _verdict(speedup)}"
+
+
+def times_as_fast(other: str, speedup: Speedup) -> str:
+    """As ``ratio``, in a sentence: with the verdict apart, as "0.50× slower" would be another number."""
+    median, low, high = _digits(speedup)
+    return f"Times as fast as {other}: **{median}×** (p10–p90 {low}–{high}); verdict: {_verdict(speedup)}."
+
+
+def _verdict(speedup: Speedup) -> str:
+    return "same code" if speedup.same_code else speedup.verdict
+
+
+def _digits(speedup: Speedup) -> list[str]:
+    """Median, low and high; a third digit where two belie the verdict."""
     found = speedup.median, speedup.low, speedup.high
     plain = timing.verdict(timing.Spread(*(round(x, 2) for x in found))) == speedup.verdict or speedup.same_code
-    median, low, high = (f"{x:.{2 if plain else 3}f}" for x in found)
-    return f"{median}× ({low}–{high}) {told}"
+    return [f"{x:.{2 if plain else 3}f}" for x in found]
 
 
 def vs_previous(m: Measurement) -> str:

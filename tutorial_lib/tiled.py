@@ -15,17 +15,23 @@ def attention_in_tiles(q, k, v, causal: bool, tile: int):
     o = torch.empty_like(q)
     for first_query in range(0, len(q), tile):
         queries = q[first_query : first_query + tile]
-        row_max, row_sum = torch.full((len(queries), 1), -math.inf), torch.zeros(len(queries), 1)
+        row_max = torch.full((len(queries), 1), -math.inf)
+        row_sum = torch.zeros(len(queries), 1)
         accumulator = torch.zeros_like(queries)
-        for first_key in range(0, min(len(k), first_query + tile) if causal else len(k), tile):
-            scores = queries @ k[first_key : first_key + tile].T / math.sqrt(q.shape[1])
+        end = min(len(k), first_query + tile) if causal else len(k)
+        for first_key in range(0, end, tile):
+            keys, values = k[first_key : first_key + tile], v[first_key : first_key + tile]
+            scores = queries @ keys.T / math.sqrt(q.shape[1])  # [query, key]
             if causal:
-                query_index, key_index = (torch.arange(n) + o for n, o in zip(scores.shape, (first_query, first_key)))
+                query_index = first_query + torch.arange(len(queries))
+                key_index = first_key + torch.arange(len(keys))
                 scores = scores.masked_fill(key_index > query_index[:, None], -math.inf)
             new_max = torch.maximum(row_max, scores.amax(1, keepdim=True))
-            weights, correction = torch.exp(scores - new_max), torch.exp(row_max - new_max)
-            row_max, row_sum = new_max, row_sum * correction + weights.sum(1, keepdim=True)
-            accumulator = accumulator * correction + weights @ v[first_key : first_key + tile]
+            weights = torch.exp(scores - new_max)
+            correction = torch.exp(row_max - new_max)
+            row_sum = row_sum * correction + weights.sum(1, keepdim=True)
+            accumulator = accumulator * correction + weights @ values
+            row_max = new_max
         o[first_query : first_query + tile] = accumulator / row_sum
     return o
 

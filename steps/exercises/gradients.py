@@ -1,9 +1,40 @@
 """The five products of the backward pass, in PyTorch: step formulas."""
 
-from steps.exercises.formula import OwnAttention, forbidding, problems
 from tutorial_lib.exercises import Plain, Wrong
 
 NAMES = ("d_query", "d_key", "d_value")
+
+
+def problems(chance):
+    from tutorial_lib.problem import Problem
+
+    def length():
+        return chance.randint(40, 90)
+
+    one = {"batch": 1, "heads": 2, "head_dim": 64}
+    keys = length()
+    yield Problem(**one, seq_len_q=length(), seq_len_kv=length())
+    yield Problem(**one, seq_len_q=keys, seq_len_kv=keys, causal=True)
+    yield Problem(**one, seq_len_q=keys, seq_len_kv=keys + 30, causal=True, scale=0.3)
+    yield Problem(batch=1, heads=2, seq_len_q=600, seq_len_kv=600, head_dim=128, dtype="bfloat16", scale=0.5)
+    yield Problem(**one, seq_len_q=keys, seq_len_kv=keys, scale=8.0)
+
+
+class OwnAttention(Exception):
+    """The answer calls PyTorch's own attention."""
+
+
+def forbidding():
+    """A context in which PyTorch's own attention is refused."""
+    from torch.overrides import TorchFunctionMode
+
+    class Forbid(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if "scaled_dot_product" in getattr(function, "__name__", ""):
+                raise OwnAttention
+            return function(*args, **(kwargs or {}))
+
+    return Forbid()
 
 
 def judge(function, chance):
@@ -13,8 +44,6 @@ def judge(function, chance):
     from tutorial_lib.passes import BACKWARD
 
     for problem in problems(chance):
-        if problem.group_size > 1:
-            continue  # grouped heads are the chapter's own to explain, not this exercise's
         inputs = BACKWARD.inputs(problem, chance.getrandbits(32))
         exact = BACKWARD.reference(problem, inputs)
         allowed = BACKWARD.yardstick(problem, inputs, exact)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from steps import get_step
 from steps.core.fused import FusedStep
@@ -18,6 +19,9 @@ from tutorial_lib.accuracy import compare, first_difference
 from tutorial_lib.exercises import Exercise, explained, source_of
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
+
+# Of a block, which wait for nobody: the queries of two warpgroups, two tiles of keys, two of values.
+FIRST_COPIES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,3 +151,21 @@ def _simulated(step, problem: Problem, inputs, outputs, seed: int | None, runs: 
 def _quoted(what: str, told: str) -> str:
     """As a block of its own."""
     return f"{what}\n\n```\n{plainly(told)}\n```"
+
+
+def copies_overlap(run, problem) -> str | None:
+    """Whether a block asks for its first copies without waiting for one of them to end."""
+    loads: dict = {}
+    for block, lane, kind, _, begin, end in run.trace:
+        if (lane, kind) == ("TMA", "load"):
+            loads.setdefault(block, []).append((begin, end))
+    for its in loads.values():
+        first = its[:FIRST_COPIES]
+        for n, ((_, came), (asked, _)) in enumerate(pairwise(first), 2):
+            if asked >= came:
+                return (
+                    "everything is in order and the numbers are right, but the producer does not fetch ahead: it asks "
+                    f"for copy {n} of a block only when copy {n - 1} has come, although the slots are free. It must "
+                    "wait for slots that are released, and never for a copy to end."
+                )
+    return None

@@ -3,7 +3,6 @@
 import ast
 
 from steps.exercises.in_kernel import InKernel
-from steps.exercises.produce import TWO_TILES_A_BLOCK
 from tutorial_lib.exercises import Wrong
 from tutorial_lib.simulator.under_way import share_under_products
 
@@ -48,6 +47,14 @@ def begun_together(exercise, source: str, chance) -> str | None:
         )
     return None
 
+
+# In step producer a block has one tile of queries, and would never fill the queries' slot again. Here it gets two.
+TWO_TILES_A_BLOCK = """
+def own_tiles():
+    first = gl.program_id(0) * 2
+    last = gl.minimum(first + 2, gl.num_programs(0))
+    return first, last
+"""
 
 ATTEND_TO_REST = """
 def attend_to_rest(weights, row_max, row_sum, accumulator, query, tiles, barriers, end, iteration, scale):

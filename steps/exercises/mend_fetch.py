@@ -1,7 +1,6 @@
 """Three mistakes in what the producer does for a tile of keys and one of values."""
 
-from steps.exercises.in_kernel import InKernel
-from steps.exercises.produce import copies_overlap
+from steps.exercises.in_kernel import InKernel, copies_overlap
 from tutorial_lib.exercises import Wrong
 
 EXERCISE = InKernel(

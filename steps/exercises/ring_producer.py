@@ -1,6 +1,6 @@
 """The producer's side of a small ring: two copies, one barrier."""
 
-from steps.exercises.produce import copies_overlap
+from steps.exercises.in_kernel import copies_overlap
 from steps.primers.simulated import InPrimer, simulated, text_of, with_function
 from tutorial_lib.exercises import Wrong, source_of
 

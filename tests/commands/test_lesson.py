@@ -77,6 +77,35 @@ def test_without_one_it_shows_what_is_recorded_and_says_so():
     assert "needs a GPU" in words(lesson.vary(tile=Tile(64, 64)))
 
 
+@pytest.mark.parametrize("name", ["mma", "producer", "naive"])
+def test_a_verdict_stands_apart_from_the_factor(name):
+    """``0.56× slower`` would be another number than 0.56 times as fast; and whom it is of is said once."""
+    lesson = Lesson(name)
+    m, told = lesson.recorded.measurement(name), words(lesson.time())
+    for whom, ratio in ((f"step {lesson.previous.label}", m.speedup_vs_previous), ("SDPA", m.speedup_vs_baseline)):
+        if lesson.previous.number or whom != "SDPA":
+            factor = f"**{ratio.median:.2f}×** (p10–p90 {ratio.low:.2f}–{ratio.high:.2f})"
+            assert f"Times as fast as {whom}: {factor}; verdict: {ratio.verdict}." in told
+
+
+def test_the_loss_of_a_step_is_shown_without_the_speeds_of_the_path():
+    """As the chapter does that explains the model, before any step is guessed."""
+    lesson = Lesson("persistent")
+    shown, path = words(lesson.lost()), words(lesson.stand())
+    assert "What each unit needs at least for step 8 larger_tile" in shown and shown in path
+    assert "SDPA's speed" in path and "SDPA's speed" not in shown and len(lesson.lost().parts) == 3
+
+
+def test_the_matrix_product_is_set_beside_the_tensor_cores_at_both_clocks():
+    run = summary.recorded()
+    told = words(summary.ceilings(run))
+    for ghz, clock in ((run.machine["max_sm_clock_mhz"] / 1000, "highest clock"), (run.ceiling.clock_ghz, "it ran at")):
+        share = f"{run.ceiling.tflops / (4096 * run.machine['multiprocessors'] * ghz / 1000):.0%}"
+        assert re.search(rf"{share} of [^%]* {clock}, {ghz:.2f} GHz", told)
+    unknown = run.model_copy(update={"ceiling": run.ceiling.model_copy(update={"clock_ghz": None})})
+    assert "tensor cores" not in words(summary.ceilings(unknown))
+
+
 def test_a_page_names_the_compilers_of_its_code_and_of_its_times(monkeypatch):
     monkeypatch.setattr(lessons, "has_gpu", lambda: False)
     lesson = Lesson("exp2")

@@ -117,6 +117,11 @@ def test_an_ellipsis_that_is_an_index_is_no_blank():
     assert unfilled("def f(x): ...\n") == "def f(x): ..."
 
 
+def test_the_first_of_several_blanks_is_told():
+    """Also where a later one is less deep in the function's tree."""
+    assert unfilled("def f(x):\n    for y in x:\n        y = g(..., y)\n    return ...\n") == "y = g(..., y)"
+
+
 TWICE = Compared(
     name="twice",
     function="twice",

@@ -160,6 +160,17 @@ def test_what_is_solved_is_listed_in_the_order_of_the_course(learner, capsys):
     assert f"solved {date.today().isoformat()}" in told and "begun" in told
 
 
+def test_what_was_solved_of_an_exercise_that_is_gone_stays_and_counts_no_more(learner, monkeypatch, capsys):
+    learner.keep("gone", "def gone():\n    return 1\n", True)
+    assert progress.main([]) == 0
+    told = capsys.readouterr().out
+    assert f"0 of {len(exercises.all_exercises())} exercises are solved." in told and "gone" not in told
+    monkeypatch.chdir(learner.folder.parent)
+    [page] = exercises.exercise("gone", len).parts  # in an old copy of its chapter
+    assert "gone" in page and "\n" not in page
+    assert learner.answer("gone") and list(learner.solved()) == ["gone"]
+
+
 def test_a_damaged_file_of_what_is_solved_gets_one_line(learner, capsys):
     learner.folder.mkdir()
     (learner.folder / "progress.json").write_text(json.dumps({"solved": ["exp2"]}), encoding="utf-8")
