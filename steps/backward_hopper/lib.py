@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
+from steps.hopper.dependent import await_kernels_before, let_next_begin
 from steps.hopper.lib import barrier_ring
 
 # --- instructions that Gluon has no function for ---
@@ -32,11 +33,6 @@ AWAIT = gl.constexpr(
 # [PTX ISA: cp.async.bulk.wait_group]
 WRITTEN = gl.constexpr("cp.async.bulk.wait_group 0; mov.b32 $0, 0;")
 WRITTEN_BUT_TWO = gl.constexpr("cp.async.bulk.wait_group 2; mov.b32 $0, 0;")  # the last two may be under way
-
-# A kernel that was launched to begin early waits until all kernels before it have ended, and what they have written is
-# there. And a block lets the next kernel begin; it does when all blocks have, or have ended. [PTX ISA: griddepcontrol]
-AWAIT_KERNELS_BEFORE = gl.constexpr("griddepcontrol.wait; mov.b32 $0, 0;")
-LET_NEXT_BEGIN = gl.constexpr("griddepcontrol.launch_dependents; mov.b32 $0, 0;")
 
 
 @builtin
@@ -61,18 +57,6 @@ class Begin(Pieces):
     wait: Callable
     let: Callable
     early: bool
-
-
-@gluon.jit
-def await_kernels_before():
-    """Wait until all kernels before this one have ended, as this one may begin early."""
-    gl.inline_asm_elementwise(AWAIT_KERNELS_BEFORE, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def let_next_begin():
-    """Let the next kernel begin, as soon as blocks of it find room."""
-    gl.inline_asm_elementwise(LET_NEXT_BEGIN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -85,6 +85,8 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
             mbarrier.wait(barriers.key_empty.index(stage), used)
             fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, key, stage, variant)
             mbarrier.wait(barriers.value_empty.index(stage), used)
+            if iteration == 0:
+                variant.values.ready()
             full = barriers.value_full.index(stage)
             bits: gl.constexpr = variant.values.bits
             mbarrier.expect(full, variant.tile.key * variant.head_dim * bits // 8)

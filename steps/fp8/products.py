@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 from steps.core.fused import Pieces
 from steps.fp8.transpose import key_at, key_in_order
+from steps.hopper.dependent import await_kernels_before
 
 FOUR_TO_E4M3 = gl.constexpr(
     "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;"
@@ -29,14 +30,16 @@ FOUR_TO_E4M3 = gl.constexpr(
 class Values(Pieces):
     """keep(weights, variant): the weights as the loop hands them on. left(kept, variant): these as the first factor.
 
-    right(tile, variant): a tile of V as the second. place(batch, head, row): where TMA finds the tile of keys that
-    begins at ``row``. order: in which keys stand in V transposed (``steps.fp8.transpose``), whose tiles are
-    [head_dim, key]; None: V is converted to bfloat16, and tiles are [key, head_dim].
+    right(tile, variant): a tile of V as the second. ready(): wait until V is there as the kernel reads it. place(batch,
+    head, row): where TMA finds the tile of keys that begins at ``row``. order: in which keys stand in V transposed
+    (``steps.fp8.transpose``), whose tiles are [head_dim, key]; None: V is converted to bfloat16, and tiles are
+    [key, head_dim].
     """
 
     keep: Callable
     left: Callable
     right: Callable
+    ready: Callable
     place: Callable
     order: Callable | None
 
@@ -114,6 +117,11 @@ def turned(tile, variant: gl.constexpr):
 
 
 @gluon.jit
+def there_already():
+    """The kernel began when V was there."""
+
+
+@gluon.jit
 def in_rows(batch, head, row):
     """Where keys are rows."""
     return [batch, head, row, 0]
@@ -185,6 +193,6 @@ def added_last(total, product, before):
 
 IN_TENSOR_CORES = ProductSums(issue_into_total, rescaled, complete)
 IN_TWO_LEVELS = ProductSums(issue_alone, added, added_last)
-IN_BFLOAT16 = Values(keep_bfloat16, as_kept, as_it_lies, in_rows, None)
-TRANSPOSED = Values(keep_all, exchanged, turned, in_columns, key_in_order)
-PERMUTED = Values(keep_fours, fours, turned, in_columns, key_at)
+IN_BFLOAT16 = Values(keep_bfloat16, as_kept, as_it_lies, there_already, in_rows, None)
+TRANSPOSED = Values(keep_all, exchanged, turned, await_kernels_before, in_columns, key_in_order)
+PERMUTED = Values(keep_fours, fours, turned, await_kernels_before, in_columns, key_at)

@@ -144,7 +144,15 @@ class Fp8Step(QuantizedStep, FusedStep):
         )
         moving = (*range(7), *([len(passed) - 1] if return_lse else ()))
         launcher = partial(gluon_launcher, device=device, simulated=self.made_for)
-        run = launcher(function, (blocks, 1, 1), passed, variant.warps, moving=moving, rewrite=variant.rewrite)
+        run = launcher(
+            function,
+            (blocks, 1, 1),
+            passed,
+            variant.warps,
+            moving=moving,
+            rewrite=variant.rewrite,
+            early=variant.values.transposed,
+        )  # beside the kernel that transposes V, until V is needed
         last = 8 if return_lse else 7  # position of V as the kernel reads it
         taken = [0, 1, last, *range(3, last)]
         if variant.values.order is None:
@@ -164,7 +172,7 @@ class Fp8Step(QuantizedStep, FusedStep):
                 problem.head_dim,
                 transpose.Constants(variant.head_dim, variant.values.order),
             )
-            turn = launcher(transpose.transpose, turned, passed, transpose.WARPS.value, moving=(0, 2))
+            turn = launcher(transpose.transpose, turned, passed, transpose.WARPS.value, moving=(0, 2), overtaken=True)
             make_value = places_like(value)
             attend = in_a_row([(turn, [2, last]), (run, taken)], lambda: (make_value(),), device)
 

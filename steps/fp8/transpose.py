@@ -10,10 +10,13 @@ from triton.experimental.gluon import language as gl
 
 from steps.gluon import names  # noqa: F401
 from steps.gluon.functions import compiled_as
+from steps.hopper.dependent import let_next_begin
 
 KEYS = gl.constexpr(128)  # of a block
 WARPS = gl.constexpr(4)
 WIDE = gl.constexpr(16)  # elements that a lane loads and stores at once: 16 bytes
+# A lane loads so many keys. It has the bytes of their columns side by side then, and stores 32 bits to shared memory.
+FOUR = gl.constexpr(4)
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,9 @@ def key_at(place):
 @gluon.jit(do_not_specialize=["seq_len_kv", "kv_heads"])
 def transpose(V, strides, Out, seq_len_kv, kv_heads, padded, head_dim, constants: gl.constexpr):
     """A block turns ``KEYS`` keys of a head. padded: keys of a row of Out; behind seq_len_kv they are zeros."""
+    let_next_begin()
     COLUMNS: gl.constexpr = constants.head_dim
-    IN: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 * WIDE // COLUMNS, COLUMNS // WIDE], [WARPS, 1], [1, 0])
+    IN: gl.constexpr = gl.BlockedLayout([FOUR, WIDE], [32 * WIDE // COLUMNS, COLUMNS // WIDE], [WARPS, 1], [1, 0])
     OUT: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 * WIDE // KEYS, KEYS // WIDE], [WARPS, 1], [1, 0])
     first = gl.program_id(0) * KEYS
     head, batch = gl.program_id(1), gl.program_id(2).to(gl.int64)
