@@ -257,8 +257,9 @@ class Lesson:
     def limit(self, step: Step):
         """The least time of a step's kernel on the recorded GPU, or another of its architecture, or None."""
         resources = self.compiled(step)
-        m = self.known(step)
-        gpu = limits.gpu_of(self.recorded.machine, m, self._clock) if m else None
+        here = self.recorded is not None and self.recorded.machine["arch"] == self.arch
+        m = (self._clock or self.known(step)) if here else None  # for a step that was not timed, too
+        gpu = limits.gpu_of(self.recorded.machine, m) if m else None
         gpu = gpu or REFERENCE_GPUS.get(self.arch)
         return limits.limit(self.problem, resources, gpu, pass_of(step)) if resources and gpu else None
 

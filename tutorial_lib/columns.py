@@ -85,7 +85,7 @@ COLUMNS = (
     Column("sent", "MB\nsent", tables.sent, 2),
     Column("sending", "sending\nms", tables.of_exchange("sending_ms"), timing=True),
     Column("hidden", "of it\nhidden", tables.of_exchange("hidden_ms"), timing=True),
-    Column("open", "not\nhidden", tables.of_exchange("open_ms"), timing=True),
+    Column("open", "longer\nby", tables.of_exchange("open_ms"), timing=True),
     Column("error", "error, of\nSDPA's", tables.error_ratio, 4),
     Column("absolute", "error (SDPA's)", tables.error),
     Column("cosine", "cosine", tables.COSINE[1]),

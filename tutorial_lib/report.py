@@ -262,8 +262,8 @@ HOW_TOGETHER = (
     "The sequence is shared out over several ranks, processes with a GPU each where there are GPUs. Of every sample "
     "the slowest rank counts, and TFLOPS are those of one GPU. «Of ideal» is the share of the speed that so many GPUs "
     "would have without each other: that of one GPU alone with the whole sequence, in the same rounds, times their "
-    "number. MB sent are those of a rank in a call. The sending was also timed alone; what of it is not hidden is what "
-    "a call takes longer than the same call that sends nothing."
+    "number. MB sent are those of a rank in a call. The sending was also timed alone; *longer by* is how much longer a "
+    "call takes than the same call that sends nothing, in ms."
 )
 HOW_NEAR = (
     "The cosine is that of the angle between an output and float64's, each as one long vector. Others publish it; it "

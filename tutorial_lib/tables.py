@@ -184,7 +184,7 @@ TOGETHER: list[Column] = [  # of a run over several ranks
     SENT,
     ("sending ms", of_exchange("sending_ms")),
     ("of it hidden", of_exchange("hidden_ms")),
-    ("not hidden", of_exchange("open_ms")),
+    ("call longer by", of_exchange("open_ms")),
 ]
 
 CLOCKED: list[Column] = [

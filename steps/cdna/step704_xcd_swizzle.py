@@ -31,7 +31,7 @@ STEP = step703_wave_priorities.STEP.evolve(
     number=704,
     name="xcd_swizzle",
     title="XCD swizzle",
-    change="Blocks are numbered by heads first, so that one XCD's L2 holds a head's keys and values.",
+    change="Neighboring blocks work for different heads, so that one XCD's L2 holds a head's keys and values.",
     xcd_swizzle=True,
 )
 

@@ -111,7 +111,7 @@ def narrow_tiles(i, seq_len_kv, unmasked, variant):
 
 
 def left_edge(i, tile, variant):
-    """Where a sliding window begins: before tile first nobody sees a key, and from tile left on all queries do."""
+    """Where a sliding window begins: before tile first nobody sees a key, and from tile left on it hides nothing."""
     first = max(0, i * variant.rows + 1 - variant.window) // tile.key
     left = ct.cdiv(max(0, (i + 1) * variant.rows - variant.window), tile.key)
     return first, left

@@ -47,8 +47,8 @@ EXERCISE = InKernel(
         ),
     ),
     hints=(
-        "First find the maximum as before: `gl.maximum(row_max, gl.max(scores, 1) * scale)`. Then decide for each row "
-        "whether it counts.",
+        "`raised` is the maximum of the row so far. Decide for each row whether it has grown enough to take the "
+        "place of `row_max`.",
         "`gl.where(condition, a, b)` decides for each row. The condition: the new maximum exceeds the old one by more "
         "than THRESHOLD. Where it does not, the row keeps the old one.",
         "The correction is `exp2(row_max - new_max)`, with `new_max` as you return it. Where the row keeps its "

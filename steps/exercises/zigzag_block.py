@@ -20,9 +20,10 @@ EXERCISE = Compared(
     told=told,
     hints=(
         "Number the pieces: of 2N pieces, rank r holds r and 2N - 1 - r. A piece of queries sees exactly the pieces of "
-        "keys with a smaller number, as both belong to different ranks. Try it with N = 4, ranks 1 and 2.",
-        "A late piece has a larger number than every early one. So late queries see the owner's early keys always. "
-        "What is left to decide is early on early, and late on late, and early on late is never seen.",
+        "keys with a smaller number, since the two belong to different ranks. Try it with N = 4, ranks 1 and 2.",
+        "A late piece has a larger number than every early one. So late queries always see the owner's early keys, and "
+        "early queries never see its late ones. What is left: do early queries see its early keys, and late queries "
+        "its late ones?",
         "If owner < own, its early piece is before both of yours, and its late one after both: both queries, early "
         "keys. Else its late piece is before your late one, and both are after your early one.",
     ),

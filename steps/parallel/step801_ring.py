@@ -1,8 +1,8 @@
 """Step 801: keys and values go round in a ring, a part at a time.
 
 A rank sends the part it has to the next rank, and gets one from the rank before. After as many iterations as there are
-ranks it has seen all keys, and never held more than two parts. What it computes of each part is put together by the
-parts' log-sum-exp. Here it waits for a part before it computes, and every iteration takes both times.
+ranks it has seen all keys, and never held more than two parts beside its own. What it computes of each part is put
+together by the parts' log-sum-exp. Here it waits for a part before it computes, and every iteration takes both times.
 
 ``ring_gradients``, inside this step: the gradients of step ring: the sums of dK and dV travel behind their keys and
 values.

@@ -428,6 +428,13 @@ def test_a_page_shows_the_path_to_its_step_and_counts_all_of_it_at_one_clock():
     assert lesson.limit(lesson.previous) == limits.limit(lesson.problem, made, gpu)
 
 
+def test_a_step_that_was_not_timed_is_counted_at_the_clock_of_its_page(monkeypatch):
+    lesson = Lesson("pack_gqa")
+    timed, known = lesson.limit(lesson.step), Lesson.known
+    monkeypatch.setattr(Lesson, "known", lambda self, step: known(self, step) if step.name != "pack_gqa" else None)
+    assert lesson.limit(lesson.step) == timed
+
+
 def test_of_a_difference_only_what_is_near_is_shown():
     before = "\n".join("abcdefghij")
     shown = difference(before, before.replace("b", "B").replace("i", "I"), around=1)
