@@ -97,7 +97,7 @@ def store_partial(Partials, LSE, split, tile, row_max, row_sum, accumulator, var
 
     tile: which of all tiles of rows this is. Not by TMA, whose writes others would see later.
     """
-    o = ct.where(row_sum > 0, accumulator / row_sum, 0.0)
+    o = ct.where(row_sum == 0, 0.0, accumulator / row_sum)  # a sum that is NaN stays so
     lse = (row_max + ct.log2(row_sum)) * LN2
     ct.store(LSE, (split, tile), ct.reshape(lse, (1, variant.tile.query)), check_bounds=False, allow_tma=False)
     o = ct.reshape(o, (1, variant.tile.query, variant.head_dim))
@@ -233,7 +233,7 @@ def make_merge(at_once, head_dim, members, queries, with_lse):
             high = now
         if with_lse:
             ct.store(Whole, (batch, kv_head, member, i), ct.reshape(high + ct.log(total), (1, 1, 1, 1)))
-        o = ct.where(total > 0, o / total, 0.0)
+        o = ct.where(total == 0, 0.0, o / total)
         o = ct.reshape(ct.astype(o, Out.dtype), (1, 1, 1, 1, head_dim))
         ct.store(Out, (batch, kv_head, member, i, 0), o)
 

@@ -1,6 +1,7 @@
 """Decoding: the steps are right for what they are for, however many parts there are, and say what they refuse."""
 
 import dataclasses
+import math
 import re
 import secrets
 
@@ -69,6 +70,14 @@ def test_any_strides_will_do(step, multiprocessors):
     out = torch.full_like(behind[0], float("nan"))
     assert torch.equal(step.attention(*behind), expected)
     assert step.attention(*behind, out=out) is out and torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("step", DECODES, ids=lambda s: s.name)
+def test_a_query_that_is_nan_gets_nan_and_no_other(step, multiprocessors):
+    q, k, v = FORWARD.inputs(decoding_of(seq_len_q=2), 1)
+    q[1, 3, 1, 5] = math.nan
+    o = dataclasses.replace(step).attention(q, k, v)
+    assert o[1, 3, 1].isnan().all() and o.isnan().any(-1).sum() == 1
 
 
 def test_parts_without_a_key_count_nothing(monkeypatch):
