@@ -210,7 +210,8 @@ def make_merge(at_once, head_dim, members, queries, with_lse):
 
     It is the online softmax once more: the log-sum-exp of a split is its score, and its output is its value. at_once:
     splits that one iteration takes, a power of two. members, queries: of a tile of rows, see ``DecodeVariant``. A query
-    of which no split has a key gets zeros.
+    of which no split has a key gets zeros. Without TMA: for its few bytes tileiras 13.5 would add warps that copy and a
+    ring of buffers, and give each thread as many registers as there are, so that one block filled an SM.
     """
 
     def merge(Partials, LSE, Out):
@@ -223,8 +224,9 @@ def make_merge(at_once, head_dim, members, queries, with_lse):
         high, total = ct.full((1, 1), LEAST, ct.float32), ct.zeros((1, 1), ct.float32)
         o = ct.zeros((1, head_dim), ct.float32)
         for n in range(ct.cdiv(Partials.shape[0], at_once)):
-            lse = ct.load(LSE, (n, row), (at_once, 1), padding_mode=ct.PaddingMode.NEG_INF)
-            partial_o = ct.load(Partials, (n, row, 0), (at_once, 1, head_dim), padding_mode=ct.PaddingMode.ZERO)
+            lse = ct.load(LSE, (n, row), (at_once, 1), padding_mode=ct.PaddingMode.NEG_INF, allow_tma=False)
+            shape, zero = (at_once, 1, head_dim), ct.PaddingMode.ZERO
+            partial_o = ct.load(Partials, (n, row, 0), shape, padding_mode=zero, allow_tma=False)
             partial_o = ct.reshape(partial_o, (at_once, head_dim))
             now = ct.maximum(high, ct.max(lse, axis=0, keepdims=True))
             weight, correction = ct.exp(lse - now), ct.exp(high - now)
@@ -235,6 +237,6 @@ def make_merge(at_once, head_dim, members, queries, with_lse):
             ct.store(Whole, (batch, kv_head, member, i), ct.reshape(high + ct.log(total), (1, 1, 1, 1)))
         o = ct.where(total == 0, 0.0, o / total)
         o = ct.reshape(ct.astype(o, Out.dtype), (1, 1, 1, 1, head_dim))
-        ct.store(Out, (batch, kv_head, member, i, 0), o)
+        ct.store(Out, (batch, kv_head, member, i, 0), o, allow_tma=False)
 
     return merge

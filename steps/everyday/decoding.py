@@ -39,7 +39,7 @@ MOST_ROWS = 64
 START = 4
 MERGE = 10
 AT_ONCE = 32  # splits that one iteration of the merging takes, at most
-MERGING = BlockShape(Tile(1, AT_ONCE))
+MERGING = BlockShape(Tile(1, AT_ONCE), occupancy=8)  # small blocks, which wait for memory most of the time
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -179,6 +179,7 @@ def _of_decoding(step: decoding.DecodeStep, problem: Problem, arch: str) -> Laun
         "merging": decoding.MERGE,
         "occupancy": shape.occupancy or 1,
         "hints": hints(shape.warps, shape.occupancy, shape.cluster),
+        "merge_hints": hints(None, decoding.MERGING.occupancy, None),
     }
     return Launch(("checks", "decoding"), kernels, values)
 
