@@ -38,7 +38,7 @@ MOST_ROWS = 64
 # estimates, which no record stands behind.
 START = 4
 MERGE = 10
-AT_ONCE = 32  # splits that one iteration of the merging takes, at most
+AT_ONCE = 16  # splits that one iteration of the merging takes at head_dim 128, at most: with more, registers spill
 MERGING = BlockShape(Tile(1, AT_ONCE), occupancy=8)  # small blocks, which wait for memory most of the time
 
 
@@ -330,9 +330,9 @@ def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
     return min(range(1, tiles + 1), key=lambda splits: (tiles_one_after_another(splits), splits))
 
 
-def at_once(splits: int) -> int:
-    """Splits that one iteration of the merging takes."""
-    return min(power_of_two(splits), AT_ONCE)
+def at_once(splits: int, head_dim: int) -> int:
+    """Splits that one iteration of the merging takes; head_dim: of the tiles."""
+    return min(power_of_two(splits), AT_ONCE * 128 // head_dim)
 
 
 def keys(rows: tuple[int, ...], problem: Problem):
@@ -360,7 +360,7 @@ def outputs(problem: Problem):
 
 
 def _merging(variant: DecodeVariant, splits: int, with_lse: bool) -> Callable:
-    return _merge(at_once(splits), variant.head_dim, variant.members, variant.queries, with_lse)
+    return _merge(at_once(splits, variant.head_dim), variant.head_dim, variant.members, variant.queries, with_lse)
 
 
 _decode, _merge = cache(make_decode), cache(make_merge)

@@ -164,7 +164,7 @@ def _of_decoding(step: decoding.DecodeStep, problem: Problem, arch: str) -> Laun
     kernels = {"kernel": (function, {})}
     if step.merges_apart:
         gpu = REFERENCE_GPUS.get(arch)
-        parts = decoding.at_once(step.splits(problem, gpu.multiprocessors if gpu else 1))
+        parts = decoding.at_once(step.splits(problem, gpu.multiprocessors if gpu else 1), variant.head_dim)
         merge = make_merge(parts, variant.head_dim, variant.members, variant.queries, False)
         kernels["merge"] = (merge, {})
     values = {

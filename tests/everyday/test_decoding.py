@@ -100,7 +100,7 @@ def test_merging_is_exact_up_to_float32(splits):
     out, whole = torch.full((*shape[1:], head_dim), float("nan")), torch.full(shape[1:], float("nan"))
     padded = [torch.nn.functional.pad(x, (*fill, 0, 1), value=float("nan")) for x, fill in ((parts, (0, 0)), (lse, ()))]
     kept = padded[0].reshape(splits + 1, -1, head_dim), padded[1].reshape(splits + 1, -1)
-    merge = decoding._merge(at_once(splits + 1), head_dim, 2, 4, True)
+    merge = decoding._merge(at_once(splits + 1, head_dim), head_dim, 2, 4, True)
     interpreter.launch((queries, kv_heads * members, batch), merge, (*kept, (out, whole)))
     weights = torch.softmax(lse.double(), 0)
     torch.testing.assert_close(out.double(), (weights[..., None] * parts).sum(0), rtol=1e-5, atol=1e-5)
@@ -215,6 +215,14 @@ def test_every_kernel_compiles_and_as_many_blocks_share_an_sm_as_splits_are_coun
     assert compiled.as_dict()["blocks_per_sm"] == step.kernel(step.variant(shape, "sm_90"))[1].occupancy
     assert step.groups(shape) == 8 * rows // tile.query or tile.query == 16
     assert not compiled.spilled_bytes
+
+
+@pytest.mark.parametrize("splits", [2, 16, 33])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_many_blocks_that_merge_share_an_sm(head_dim, splits):
+    shape = dataclasses.replace(DECODING, head_dim=head_dim)
+    made = get_step("split_kv").compile_merge(shape, splits, "sm_90").as_dict()
+    assert made["blocks_per_sm"] >= decoding.MERGING.occupancy and not made["spilled_bytes"]
 
 
 @pytest.mark.parametrize("step", DECODES, ids=lambda s: s.name)
