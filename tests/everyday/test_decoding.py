@@ -12,7 +12,7 @@ from steps import Unsupported, get_step
 from steps.core.ladder import kernels_of
 from steps.core.problems import DECODING
 from steps.everyday import decoding
-from steps.everyday.decoding import MERGE, START, DecodeStep, at_once, number_of_splits
+from steps.everyday.decoding import MERGE, START, DecodeStep, merged_at_once, number_of_splits
 from tests.checking import Asked, asked, assert_right
 from tutorial_lib import interpreter
 from tutorial_lib.architectures import REFERENCE_GPUS
@@ -86,8 +86,9 @@ def test_parts_without_a_key_count_nothing(monkeypatch):
     assert_right(dataclasses.replace(get_step("split_kv")), decoding_of(seq_len_kv=290))
 
 
+@pytest.mark.parametrize("columns", [8, 16, 32])
 @pytest.mark.parametrize("splits", [1, 2, 31, 70])
-def test_merging_is_exact_up_to_float32(splits):
+def test_merging_is_exact_up_to_float32(splits, columns):
     """Parts of any log-sum-exp, one of them empty. A tile has rows for 2 members and 4 queries; there are 3 queries.
 
     Rows without a query hold NaN, and the kernel must not read them.
@@ -100,8 +101,9 @@ def test_merging_is_exact_up_to_float32(splits):
     out, whole = torch.full((*shape[1:], head_dim), float("nan")), torch.full(shape[1:], float("nan"))
     padded = [torch.nn.functional.pad(x, (*fill, 0, 1), value=float("nan")) for x, fill in ((parts, (0, 0)), (lse, ()))]
     kept = padded[0].reshape(splits + 1, -1, head_dim), padded[1].reshape(splits + 1, -1)
-    merge = decoding._merge(at_once(splits + 1, head_dim), head_dim, 2, 4, True)
-    interpreter.launch((queries, kv_heads * members, batch), merge, (*kept, (out, whole)))
+    at_once, _ = merged_at_once(splits + 1, head_dim)
+    merge = decoding._merge(at_once, columns, 2, 4, True)
+    interpreter.launch((queries * -(-head_dim // columns), kv_heads * members, batch), merge, (*kept, (out, whole)))
     weights = torch.softmax(lse.double(), 0)
     torch.testing.assert_close(out.double(), (weights[..., None] * parts).sum(0), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(whole.double(), torch.logsumexp(lse.double(), 0), rtol=1e-6, atol=1e-5)
