@@ -50,8 +50,8 @@ def load_value(V, batch, kv_head, j, variant):
 def few_keys(problem: Problem) -> bool:
     """Up to 4096 keys and 16 rows: a block has few tiles, and each of its iterations waits for several barriers.
 
-    By trials on an H200 at head_dim 128 and 80, which are not recorded. With 15,000 keys and more it is 1 or 2 %, either
-    way.
+    By trials on an H200 at head_dim 128 and 80, which are not recorded. With 15,000 keys and more the two are within
+    2 %, either way.
     """
     rows = power_of_two(problem.group_size) * power_of_two(problem.seq_len_q)
     plain = problem.page_size is None and problem.kv_dtype is None
