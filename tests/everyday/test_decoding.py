@@ -142,6 +142,17 @@ def test_as_many_splits_as_fill_the_gpu_and_no_more():
     assert number_of_splits(tiles=16, groups=128, at_a_time=264) == 1  # half the SMs' slots; merging would cost more
 
 
+def test_tiles_are_larger_where_keys_are_few_and_count_as_more():
+    step, short = get_step("split_kv"), dataclasses.replace(DECODING, seq_len_kv=4096)
+    assert (step.key(short), step.key(DECODING)) == (128, 64)
+    assert step.key(dataclasses.replace(short, seq_len_q=4)) == 64  # of 32 rows, whose registers would spill
+    assert get_step("paged").key(dataclasses.replace(short, page_size=64)) == 64
+    assert number_of_splits(tiles=8, groups=8, at_a_time=264, size=2) == 8
+    assert number_of_splits(tiles=8, groups=8, at_a_time=264) == 1
+    few = dataclasses.replace(short, batch=1, seq_len_kv=1000)
+    assert step.tile_size(few) == 2 and step.splits(few, 132) == 8
+
+
 @pytest.mark.parametrize("groups", [1, 7, 64, 100, 265, 1000])
 @pytest.mark.parametrize("tiles", [1, 5, 128, 513])
 def test_the_splits_chosen_take_the_fewest_tiles_in_turn(tiles, groups):
