@@ -55,8 +55,9 @@ class PagedStep(Step):
 
         q ``[B, Hq, Sq, D]``, k_pages and v_pages ``[pages, page_size, Hkv, D]``, float16 or bfloat16; page_table int32
         ``[B, pages of the longest]``, whose row holds a sequence's pages in their order; lengths int32 ``[B]``, keys of
-        each sequence, 0 or more. Nobody checks table and lengths, as they are on the GPU. ``causal`` hides key j of n
-        from query i where j > i + n - Sq; a query that sees no key gets zeros. ``scale`` None means 1 / sqrt(D).
+        each sequence, 0 or more. On a GPU nobody checks what table and lengths hold, which would wait for it.
+        ``causal`` hides key j of n from query i where j > i + n - Sq; a query that sees no key gets zeros. ``scale``
+        None means 1 / sqrt(D).
         Returns o ``[B, Hq, Sq, D]``, written to ``out`` when that is given.
 
         Both pages may be float8_e4m3fn instead. Then a sequence's keys are those of its pages times ``k_scale``,
@@ -64,11 +65,20 @@ class PagedStep(Step):
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
+        import torch
+
+        if torch.compiler.is_compiling():  # it would trace how kernels are launched
+            apart = torch.compiler.disable(self.paged_attention)
+            more = {"out": out, "k_scale": k_scale, "v_scale": v_scale}
+            return apart(q, k_pages, v_pages, page_table, lengths, causal, scale, **more)
         tensors = plain(q=q, k_pages=k_pages, v_pages=v_pages, page_table=page_table, lengths=lengths)
         scales = {"k_scale": k_scale, "v_scale": v_scale}
         self._refuse_derivatives(q=q, k_pages=k_pages, v_pages=v_pages, out=out, **scales)
         tensors = (*tensors, *self._scales(q, k_pages, scales))
-        made = self.ready(*tensors, causal=causal, scale=scale, out=out)(*tensors, out)
+        launch = self.ready(*tensors, causal=causal, scale=scale, out=out)
+        if tensors[0].device.type == "cpu":
+            check_table(*tensors[3:5], *k_pages.shape[:2])
+        made = launch(*tensors, out)
         if out is not None:
             tell_autograd(out)
         return made
@@ -182,6 +192,20 @@ def problem_of(q, k_pages, v_pages, page_table, lengths, causal: bool, scale: fl
         scale=scale,
         page_size=page_size,
     )
+
+
+def check_table(page_table, lengths, pages: int, page_size: int) -> None:
+    """Raises ValueError for a length that the table has no room for, and for a number, in use, that no page has."""
+    import torch
+
+    room = page_table.shape[1] * page_size
+    for b, length in enumerate(lengths.tolist()):
+        if not 0 <= length <= room:
+            raise ValueError(f"lengths must be from 0 to {room}, as page_table has room for, got {length} at {b}")
+    begins = page_size * torch.arange(page_table.shape[1])
+    for page in page_table[begins < lengths[:, None]].tolist():
+        if not 0 <= page < pages:
+            raise ValueError(f"page_table must hold numbers from 0 to {pages - 1} where lengths reach, got {page}")
 
 
 def _check(name: str, x, shape: tuple, dtype, device) -> None:

@@ -62,7 +62,8 @@ def _written_out(name: str, x):
         raise ValueError(f"{name} must be a dense tensor, got {came} (sequences of several lengths: cu_seqlens_q)")
     if torch._C._functorch.is_functorch_wrapped_tensor(x) or has_own_dispatch(x):
         came = "one of torch.func" if type(x) in PLAIN else f"a {type(x).__name__}"
-        raise ValueError(f"{name} must be a tensor with memory of its own, got {came} (steps.attention is an operator)")
+        alone = "steps.attention, which takes no pages, is the one operator"
+        raise ValueError(f"{name} must be a tensor with memory of its own, got {came} ({alone})")
     if x.device.type == "meta":
         raise ValueError(f"{name} must be on a CUDA device or the CPU, got a tensor on meta, which holds no numbers")
     if type(x) not in PLAIN:

@@ -97,7 +97,7 @@ def store_partial(Partials, LSE, split, tile, row_max, row_sum, accumulator, var
 
     tile: which of all tiles of rows this is. Not by TMA, whose writes others would see later.
     """
-    o = ct.where(row_sum > 0, accumulator / row_sum, 0.0)
+    o = ct.where(row_sum == 0, 0.0, accumulator / row_sum)  # a sum that is NaN stays so
     lse = (row_max + ct.log2(row_sum)) * LN2
     ct.store(LSE, (split, tile), ct.reshape(lse, (1, variant.tile.query)), check_bounds=False, allow_tma=False)
     o = ct.reshape(o, (1, variant.tile.query, variant.head_dim))
@@ -205,36 +205,40 @@ def make_decode(variant):
     return fmha_decode
 
 
-def make_merge(at_once, head_dim, members, queries, with_lse):
-    """The kernel that merges partial results, a block for each query of each head; its grid: queries, heads, batch.
+def make_merge(at_once, piece_columns, members, queries, with_lse):
+    """The kernel that merges partial results; its grid: pieces of the columns of each query, heads, batch.
 
     It is the online softmax once more: the log-sum-exp of a split is its score, and its output is its value. at_once:
-    splits that one iteration takes, a power of two. members, queries: of a tile of rows, see ``DecodeVariant``. A query
-    of which no split has a key gets zeros.
+    splits that one iteration takes; piece_columns: of a piece; powers of two. members, queries: of a tile of rows, see
+    ``DecodeVariant``. A query of which no split has a key gets zeros. Without TMA: for these few bytes tileiras 13.5
+    would add warps that copy and a ring of buffers, and give each thread as many registers as there are, so that one
+    block filled an SM.
     """
 
     def merge(Partials, LSE, Out):
         if with_lse:
             Out, Whole = Out
-        i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+        pieces = ct.cdiv(Out.shape[4], piece_columns)
+        i, piece, head, batch = ct.bid(0) // pieces, ct.bid(0) % pieces, ct.bid(1), ct.bid(2)
         kv_head, member = head // Out.shape[2], head % Out.shape[2]
         tile = (batch * Out.shape[1] + kv_head) * ct.cdiv(Out.shape[2], members) + member // members
         row = (tile * members + member % members) * queries + i
         high, total = ct.full((1, 1), LEAST, ct.float32), ct.zeros((1, 1), ct.float32)
-        o = ct.zeros((1, head_dim), ct.float32)
+        o = ct.zeros((1, piece_columns), ct.float32)
         for n in range(ct.cdiv(Partials.shape[0], at_once)):
-            lse = ct.load(LSE, (n, row), (at_once, 1), padding_mode=ct.PaddingMode.NEG_INF)
-            partial_o = ct.load(Partials, (n, row, 0), (at_once, 1, head_dim), padding_mode=ct.PaddingMode.ZERO)
-            partial_o = ct.reshape(partial_o, (at_once, head_dim))
+            lse = ct.load(LSE, (n, row), (at_once, 1), padding_mode=ct.PaddingMode.NEG_INF, allow_tma=False)
+            shape, zero = (at_once, 1, piece_columns), ct.PaddingMode.ZERO
+            partial_o = ct.load(Partials, (n, row, piece), shape, padding_mode=zero, allow_tma=False)
+            partial_o = ct.reshape(partial_o, (at_once, piece_columns))
             now = ct.maximum(high, ct.max(lse, axis=0, keepdims=True))
             weight, correction = ct.exp(lse - now), ct.exp(high - now)
             total = total * correction + ct.sum(weight, axis=0, keepdims=True)
             o = o * correction + ct.sum(weight * partial_o, axis=0, keepdims=True)
             high = now
-        if with_lse:
+        if with_lse and piece == 0:
             ct.store(Whole, (batch, kv_head, member, i), ct.reshape(high + ct.log(total), (1, 1, 1, 1)))
-        o = ct.where(total > 0, o / total, 0.0)
-        o = ct.reshape(ct.astype(o, Out.dtype), (1, 1, 1, 1, head_dim))
-        ct.store(Out, (batch, kv_head, member, i, 0), o)
+        o = ct.where(total == 0, 0.0, o / total)
+        o = ct.reshape(ct.astype(o, Out.dtype), (1, 1, 1, 1, piece_columns))
+        ct.store(Out, (batch, kv_head, member, i, piece), o, allow_tma=False)
 
     return merge

@@ -34,12 +34,13 @@ MOST_KEYS = 128
 # tileiras 13.5 multiplies tiles of 64 rows by wgmma, with buffers that leave no room for a second block on an SM; the
 # registers of tiles of 128 rows spill in the loop.
 MOST_ROWS = 64
-# What beginning and ending a block costs, in tiles of keys, and what it costs to store and merge partial results:
+# What beginning and ending a block costs, in tiles of KEY_BYTES, and what it costs to store and merge partial results:
 # estimates, which no record stands behind.
 START = 4
 MERGE = 10
-AT_ONCE = 32  # splits that one iteration of the merging takes, at most
-MERGING = BlockShape(Tile(1, AT_ONCE))
+AT_ONCE = 64  # splits that one iteration of the merging takes, at most
+MERGED = 2048  # numbers that it takes: with more, registers spill
+MERGING = BlockShape(Tile(1, AT_ONCE), occupancy=8)  # small blocks, which wait for memory most of the time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class DecodeStep(InCuTile, FusedStep):
     split: bool = hole(default=False)
     last_block_merges: bool = hole(default=False)
     least_rows: int = hole(default=16)
-    tile_key: int | None = hole(default=None, none="by its bytes")
+    tile_key: int | None = hole(by_problem=True, default=None, none="by its bytes")
 
     shown: ClassVar[str] = (
         "The kernel that goes through the keys (steps/everyday/decode_kernel.py has the one that merges)"
@@ -106,7 +107,15 @@ class DecodeStep(InCuTile, FusedStep):
 
     def key(self, problem: Problem) -> int:
         """Keys of a tile."""
-        return self.tile_key or min(MOST_KEYS, KEY_BYTES // (problem.kv_bytes * self.in_tiles(problem).head_dim))
+        return self.for_problem(problem).tile_key or min(MOST_KEYS, KEY_BYTES // self.row_bytes(problem))
+
+    def row_bytes(self, problem: Problem) -> int:
+        """Of a key in a tile."""
+        return problem.kv_bytes * self.in_tiles(problem).head_dim
+
+    def tile_size(self, problem: Problem) -> int:
+        """Of a tile of keys, in ``KEY_BYTES``; 1 where it is smaller."""
+        return max(1, self.key(problem) * self.row_bytes(problem) // KEY_BYTES)
 
     def variant(self, problem: Problem, arch: str) -> DecodeVariant:
         """The constants that ``problem`` is compiled with on ``arch``."""
@@ -146,7 +155,7 @@ class DecodeStep(InCuTile, FusedStep):
             return 1
         tiles = -(-problem.seq_len_kv // self.key(problem))
         at_a_time = (self.kernel(self.variant(problem, self.made_for))[1].occupancy or 1) * multiprocessors
-        return number_of_splits(tiles, problem.batch * self.groups(problem), at_a_time)
+        return number_of_splits(tiles, problem.batch * self.groups(problem), at_a_time, self.tile_size(problem))
 
     def work(self, problem: Problem, arch: str) -> Work:
         """What a launch has to do."""
@@ -220,7 +229,7 @@ class DecodeStep(InCuTile, FusedStep):
             factor = (scale, *scales) if scales else scale
             return q.unflatten(1, groups), *ahead, *((written(*outputs),) if outputs else ()), factor
 
-        def merging(o, lse, *outputs):
+        def results_of(o, lse, *outputs):
             return o, lse, written(*outputs)
 
         # Of a call: q and the sources, results, what counts blocks, and scales; behind them its scratch memory.
@@ -236,9 +245,9 @@ class DecodeStep(InCuTile, FusedStep):
         ahead = read if self.merges_apart else read + results
         kernels = [Part(blocks, function, shape, decoding, ahead + factors)]
         if self.merges_apart:
-            blocks = (problem.seq_len_q, problem.heads, problem.batch)
-            merge = _merging(variant, splits, return_lse)
-            kernels.append(Part(blocks, merge, MERGING, merging, parts_of_rows + results))
+            merge, columns = merging(variant, splits, return_lse)
+            blocks = (problem.seq_len_q * -(-problem.head_dim // columns), problem.heads, problem.batch)
+            kernels.append(Part(blocks, merge, MERGING, results_of, parts_of_rows + results))
         launch = launcher(kernels, device, partials)
 
         def run(q, sources, out, *scales):
@@ -283,7 +292,7 @@ class DecodeStep(InCuTile, FusedStep):
         from tutorial_lib import compiler
 
         parameters = [*self.partials(problem, splits), outputs(problem)]
-        function = _merging(self.variant(problem, arch), splits, False)
+        function, _ = merging(self.variant(problem, arch), splits)
         return compiler.compile_cutile(
             compiled_when_launched(function, MERGING),
             KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="merge"),
@@ -315,24 +324,28 @@ class DecodeStep(InCuTile, FusedStep):
         return 2 * [keys((problem.batch, problem.kv_heads, problem.seq_len_kv), problem)]
 
 
-def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
+def number_of_splits(tiles: int, groups: int, at_a_time: int, size: int = 1) -> int:
     """How many blocks share the keys of a tile of rows. groups: tiles of rows; at_a_time: blocks that the GPU holds.
 
     With s splits there are groups * s blocks, which run in so many rounds as it takes with ``at_a_time`` in each; a
-    block goes through its share of the ``tiles`` of keys, and beginning and ending it costs ``START`` tiles. More than
-    one split costs ``MERGE`` tiles more. What takes the fewest tiles one after another is chosen, and of equals the
-    smallest.
+    block goes through its share of the ``tiles`` of keys, each of ``size`` times ``KEY_BYTES``, and beginning and
+    ending it costs ``START`` tiles of ``KEY_BYTES``. More than one split costs ``MERGE`` of them more. What takes the
+    fewest of them one after another is chosen, and of equals the smallest.
     """
 
     def tiles_one_after_another(splits: int) -> int:
-        return -(-groups * splits // at_a_time) * (-(-tiles // splits) + START) + MERGE * (splits > 1)
+        return -(-groups * splits // at_a_time) * (size * -(-tiles // splits) + START) + MERGE * (splits > 1)
 
     return min(range(1, tiles + 1), key=lambda splits: (tiles_one_after_another(splits), splits))
 
 
-def at_once(splits: int) -> int:
-    """Splits that one iteration of the merging takes."""
-    return min(power_of_two(splits), AT_ONCE)
+def merged_at_once(splits: int, head_dim: int) -> tuple[int, int]:
+    """(splits, columns) that one iteration of the merging takes; head_dim: of the tiles.
+
+    All splits where they are few enough, and the fewer columns: a block waits for memory in each iteration.
+    """
+    at_once = min(power_of_two(splits), AT_ONCE)
+    return at_once, min(head_dim, MERGED // at_once)
 
 
 def keys(rows: tuple[int, ...], problem: Problem):
@@ -359,8 +372,10 @@ def outputs(problem: Problem):
     return array(shape, getattr(ct, problem.dtype))
 
 
-def _merging(variant: DecodeVariant, splits: int, with_lse: bool) -> Callable:
-    return _merge(at_once(splits), variant.head_dim, variant.members, variant.queries, with_lse)
+def merging(variant: DecodeVariant, splits: int, with_lse: bool = False) -> tuple[Callable, int]:
+    """The kernel that merges so many splits, and how many columns a block of it has."""
+    at_once, columns = merged_at_once(splits, variant.head_dim)
+    return _merge(at_once, columns, variant.members, variant.queries, with_lse), columns
 
 
 _decode, _merge = cache(make_decode), cache(make_merge)

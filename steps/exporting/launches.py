@@ -23,7 +23,6 @@ from steps.core.step import Step, Unsupported
 from steps.core.tiles import Tile
 from steps.cutile.skeleton import CuTileStep
 from steps.everyday import decoding
-from steps.everyday.decode_kernel import make_merge
 from steps.exporting.tables import backward_notes, forward_notes, query_notes, tables
 from steps.gluon.launching import PointerStep
 from steps.hopper.launching import TmaStep
@@ -161,11 +160,9 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
 def _of_decoding(step: decoding.DecodeStep, problem: Problem, arch: str) -> Launch:
     variant = step.variant(problem, arch)
     function, shape = step.kernel(variant)
-    kernels = {"kernel": (function, {})}
+    kernels, gpu = {"kernel": (function, {})}, REFERENCE_GPUS.get(arch)
+    merge, columns = decoding.merging(variant, step.splits(problem, gpu.multiprocessors if gpu else 1))
     if step.merges_apart:
-        gpu = REFERENCE_GPUS.get(arch)
-        parts = decoding.at_once(step.splits(problem, gpu.multiprocessors if gpu else 1))
-        merge = make_merge(parts, variant.head_dim, variant.members, variant.queries, False)
         kernels["merge"] = (merge, {})
     values = {
         "tile_key": variant.tile.key,
@@ -175,10 +172,12 @@ def _of_decoding(step: decoding.DecodeStep, problem: Problem, arch: str) -> Laun
         "ragged": variant.ragged,
         "split": step.split,
         "merges_apart": step.merges_apart,
-        "start": decoding.START,
-        "merging": decoding.MERGE,
+        "start": decoding.START // step.tile_size(problem),
+        "merging": decoding.MERGE // step.tile_size(problem),
         "occupancy": shape.occupancy or 1,
         "hints": hints(shape.warps, shape.occupancy, shape.cluster),
+        "merged_columns": columns,
+        "merge_hints": hints(None, decoding.MERGING.occupancy, None),
     }
     return Launch(("checks", "decoding"), kernels, values)
 

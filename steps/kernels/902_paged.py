@@ -9,9 +9,10 @@ There is no autograd. It needs PyTorch and cuda-tile.
 Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
 python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: TILE_KEY 128; HEAD_DIM 64; COLUMNS 64; in fmha_decode `k = ct.permute(from_small_pages((K, Table,
-    last), batch, kv_head, j, LATENCY_KEY), (1, 0))` and `v = from_small_pages((V, Table, last), batch, kv_head, j,
-    LATENCY_VALUE)`; also has small_page, from_small_pages; has no load_key_from_pages, load_value_from_pages
+  --head-dim 64: TILE_KEY 128; PIECE_COLUMNS 64; HEAD_DIM 64; COLUMNS 64; in fmha_decode `k =
+    ct.permute(from_small_pages((K, Table, last), batch, kv_head, j, LATENCY_KEY), (1, 0))` and `v =
+    from_small_pages((V, Table, last), batch, kv_head, j, LATENCY_VALUE)`; in decode `pieces = -(-o.shape[3] // 64)`;
+    also has small_page, from_small_pages; has no load_key_from_pages, load_value_from_pages
   --dtype float16: the same kernel and launch
   --no-causal: the same kernel and launch
   --seq-len-kv 4001: the same kernel and launch
@@ -29,11 +30,12 @@ from triton.testing import do_bench
 
 TILE_KEY = 64
 PAGE_SIZE = 64
+PIECE_COLUMNS = 128
 MEMBERS = 8
 QUERIES = 2
 LEAST = -3.4028234663852886e38
-HEAD_DIM = 128
 AT_ONCE = 4
+HEAD_DIM = 128
 TILE_QUERY = 16
 LN2 = 0.6931471805599453
 LATENCY_KEY = 8
@@ -106,7 +108,7 @@ def fmha_decode(Q, K, V, Table, Lengths, Partials, LSE, scale):
         accumulator = ct.mma(ct.astype(weights, v.dtype), v, accumulator * correction)
     tile = batch * ct.num_blocks(1) + ct.bid(1)
     # A split's output, normalized over its own keys, and its log-sum-exp: zero and minus infinity without keys.
-    o = ct.where(row_sum > 0, accumulator / row_sum, 0.0)
+    o = ct.where(row_sum == 0, 0.0, accumulator / row_sum)  # a sum that is NaN stays so
     lse = (row_max + ct.log2(row_sum)) * LN2
     ct.store(LSE, (split, tile), ct.reshape(lse, (1, TILE_QUERY)), check_bounds=False, allow_tma=False)
     o = ct.reshape(o, (1, TILE_QUERY, HEAD_DIM))
@@ -114,24 +116,26 @@ def fmha_decode(Q, K, V, Table, Lengths, Partials, LSE, scale):
 
 
 def merge(Partials, LSE, Out):
-    i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+    pieces = ct.cdiv(Out.shape[4], PIECE_COLUMNS)
+    i, piece, head, batch = ct.bid(0) // pieces, ct.bid(0) % pieces, ct.bid(1), ct.bid(2)
     kv_head, member = head // Out.shape[2], head % Out.shape[2]
     tile = (batch * Out.shape[1] + kv_head) * ct.cdiv(Out.shape[2], MEMBERS) + member // MEMBERS
     row = (tile * MEMBERS + member % MEMBERS) * QUERIES + i
     high, total = ct.full((1, 1), LEAST, ct.float32), ct.zeros((1, 1), ct.float32)
-    o = ct.zeros((1, HEAD_DIM), ct.float32)
+    o = ct.zeros((1, PIECE_COLUMNS), ct.float32)
     for n in range(ct.cdiv(Partials.shape[0], AT_ONCE)):
-        lse = ct.load(LSE, (n, row), (AT_ONCE, 1), padding_mode=ct.PaddingMode.NEG_INF)
-        partial_o = ct.load(Partials, (n, row, 0), (AT_ONCE, 1, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
-        partial_o = ct.reshape(partial_o, (AT_ONCE, HEAD_DIM))
+        lse = ct.load(LSE, (n, row), (AT_ONCE, 1), padding_mode=ct.PaddingMode.NEG_INF, allow_tma=False)
+        shape, zero = (AT_ONCE, 1, PIECE_COLUMNS), ct.PaddingMode.ZERO
+        partial_o = ct.load(Partials, (n, row, piece), shape, padding_mode=zero, allow_tma=False)
+        partial_o = ct.reshape(partial_o, (AT_ONCE, PIECE_COLUMNS))
         now = ct.maximum(high, ct.max(lse, axis=0, keepdims=True))
         weight, correction = ct.exp(lse - now), ct.exp(high - now)
         total = total * correction + ct.sum(weight, axis=0, keepdims=True)
         o = o * correction + ct.sum(weight * partial_o, axis=0, keepdims=True)
         high = now
-    o = ct.where(total > 0, o / total, 0.0)
-    o = ct.reshape(ct.astype(o, Out.dtype), (1, 1, 1, 1, HEAD_DIM))
-    ct.store(Out, (batch, kv_head, member, i, 0), o)
+    o = ct.where(total == 0, 0.0, o / total)
+    o = ct.reshape(ct.astype(o, Out.dtype), (1, 1, 1, 1, PIECE_COLUMNS))
+    ct.store(Out, (batch, kv_head, member, i, piece), o, allow_tma=False)
 
 
 GROUP = 8  # query heads for each head of keys and values
@@ -157,7 +161,7 @@ def check(q, k_pages, v_pages, page_table, lengths):
 
 
 KERNEL = ct.kernel(fmha_decode, occupancy=2)
-MERGE = ct.kernel(merge)
+MERGE = ct.kernel(merge, occupancy=8)
 
 
 @lru_cache(maxsize=256)
@@ -198,7 +202,8 @@ def decode(q, sources, kv_heads, seq_len_kv, scale):
     arguments = (q, *sources, partials, lse, scale)
     with torch.cuda.device(q.device):
         ct.launch(torch.cuda.current_stream(), (splits, groups, q.shape[0]), KERNEL, arguments)
-        merging = (q.shape[3], o.shape[1], q.shape[0])  # a block for each query of each head
+        pieces = -(-o.shape[3] // 128)  # of the columns of a query, a block each
+        merging = (q.shape[3] * pieces, o.shape[1], q.shape[0])
         ct.launch(torch.cuda.current_stream(), merging, MERGE, (partials, lse, out))
     return o
 

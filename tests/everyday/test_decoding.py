@@ -1,6 +1,7 @@
 """Decoding: the steps are right for what they are for, however many parts there are, and say what they refuse."""
 
 import dataclasses
+import math
 import re
 import secrets
 
@@ -11,7 +12,7 @@ from steps import Unsupported, get_step
 from steps.core.ladder import kernels_of
 from steps.core.problems import DECODING
 from steps.everyday import decoding
-from steps.everyday.decoding import MERGE, START, DecodeStep, at_once, number_of_splits
+from steps.everyday.decoding import MERGE, START, DecodeStep, merged_at_once, number_of_splits
 from tests.checking import Asked, asked, assert_right
 from tutorial_lib import interpreter
 from tutorial_lib.architectures import REFERENCE_GPUS
@@ -71,14 +72,23 @@ def test_any_strides_will_do(step, multiprocessors):
     assert step.attention(*behind, out=out) is out and torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("step", DECODES, ids=lambda s: s.name)
+def test_a_query_that_is_nan_gets_nan_and_no_other(step, multiprocessors):
+    q, k, v = FORWARD.inputs(decoding_of(seq_len_q=2), 1)
+    q[1, 3, 1, 5] = math.nan
+    o = dataclasses.replace(step).attention(q, k, v)
+    assert o[1, 3, 1].isnan().all() and o.isnan().any(-1).sum() == 1
+
+
 def test_parts_without_a_key_count_nothing(monkeypatch):
     """Five tiles in four parts: two, two, one, none."""
     monkeypatch.setattr(decoding, "number_of_splits", lambda *_: 4)
     assert_right(dataclasses.replace(get_step("split_kv")), decoding_of(seq_len_kv=290))
 
 
+@pytest.mark.parametrize("columns", [8, 16, 32])
 @pytest.mark.parametrize("splits", [1, 2, 31, 70])
-def test_merging_is_exact_up_to_float32(splits):
+def test_merging_is_exact_up_to_float32(splits, columns):
     """Parts of any log-sum-exp, one of them empty. A tile has rows for 2 members and 4 queries; there are 3 queries.
 
     Rows without a query hold NaN, and the kernel must not read them.
@@ -91,8 +101,9 @@ def test_merging_is_exact_up_to_float32(splits):
     out, whole = torch.full((*shape[1:], head_dim), float("nan")), torch.full(shape[1:], float("nan"))
     padded = [torch.nn.functional.pad(x, (*fill, 0, 1), value=float("nan")) for x, fill in ((parts, (0, 0)), (lse, ()))]
     kept = padded[0].reshape(splits + 1, -1, head_dim), padded[1].reshape(splits + 1, -1)
-    merge = decoding._merge(at_once(splits + 1), head_dim, 2, 4, True)
-    interpreter.launch((queries, kv_heads * members, batch), merge, (*kept, (out, whole)))
+    at_once, _ = merged_at_once(splits + 1, head_dim)
+    merge = decoding._merge(at_once, columns, 2, 4, True)
+    interpreter.launch((queries * -(-head_dim // columns), kv_heads * members, batch), merge, (*kept, (out, whole)))
     weights = torch.softmax(lse.double(), 0)
     torch.testing.assert_close(out.double(), (weights[..., None] * parts).sum(0), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(whole.double(), torch.logsumexp(lse.double(), 0), rtol=1e-6, atol=1e-5)
@@ -129,6 +140,17 @@ def test_as_many_splits_as_fill_the_gpu_and_no_more():
     assert number_of_splits(tiles=512, groups=8, at_a_time=264) == 32  # 16 tiles each; with 33 some would have 16, too
     assert number_of_splits(tiles=1, groups=1, at_a_time=264) == 1
     assert number_of_splits(tiles=16, groups=128, at_a_time=264) == 1  # half the SMs' slots; merging would cost more
+
+
+def test_tiles_are_larger_where_keys_are_few_and_count_as_more():
+    step, short = get_step("split_kv"), dataclasses.replace(DECODING, seq_len_kv=4096)
+    assert (step.key(short), step.key(DECODING)) == (128, 64)
+    assert step.key(dataclasses.replace(short, seq_len_q=4)) == 64  # of 32 rows, whose registers would spill
+    assert get_step("paged").key(dataclasses.replace(short, page_size=64)) == 64
+    assert number_of_splits(tiles=8, groups=8, at_a_time=264, size=2) == 8
+    assert number_of_splits(tiles=8, groups=8, at_a_time=264) == 1
+    few = dataclasses.replace(short, batch=1, seq_len_kv=1000)
+    assert step.tile_size(few) == 2 and step.splits(few, 132) == 8
 
 
 @pytest.mark.parametrize("groups", [1, 7, 64, 100, 265, 1000])
@@ -206,6 +228,14 @@ def test_every_kernel_compiles_and_as_many_blocks_share_an_sm_as_splits_are_coun
     assert compiled.as_dict()["blocks_per_sm"] == step.kernel(step.variant(shape, "sm_90"))[1].occupancy
     assert step.groups(shape) == 8 * rows // tile.query or tile.query == 16
     assert not compiled.spilled_bytes
+
+
+@pytest.mark.parametrize("splits", [2, 16, 33])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_many_blocks_that_merge_share_an_sm(head_dim, splits):
+    shape = dataclasses.replace(DECODING, head_dim=head_dim)
+    made = get_step("split_kv").compile_merge(shape, splits, "sm_90").as_dict()
+    assert made["blocks_per_sm"] >= decoding.MERGING.occupancy and not made["spilled_bytes"]
 
 
 @pytest.mark.parametrize("step", DECODES, ids=lambda s: s.name)

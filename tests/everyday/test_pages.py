@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
+import operator
 import secrets
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from steps import PAGED, Unsupported, get_step
 from steps.core.problems import PAGED_DECODING
@@ -158,6 +160,34 @@ def test_a_query_that_sees_no_key_gets_zeros(step, causal, kv_dtype):
     torch.testing.assert_close(o[1:2, :, hidden:].double(), exact, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("kv_dtype", [None, FP8])
+@pytest.mark.parametrize("step", PAGED, ids=lambda s: s.name)
+def test_a_query_that_is_nan_gets_nan_and_no_other(step, kv_dtype):
+    q, k, v, table, lengths, *_ = passes.PAGED.inputs(in_pages(seq_len_q=2, kv_dtype=kv_dtype), 1)
+    q[1, 3, 1, 5] = math.nan
+    o = step.paged_attention(q, k, v, table, lengths, causal=True)
+    assert o[1, 3, 1].isnan().all() and o.isnan().any(-1).sum() == 1
+
+
+@pytest.mark.parametrize("step", PAGED, ids=lambda s: s.name)
+def test_torch_compile_runs_the_call_and_traces_nothing_of_it(step):
+    inputs, traced = passes.PAGED.inputs(in_pages(seq_len_kv=64, head_dim=32), 1), []
+
+    def backend(graph, _):
+        traced.extend(node.target for node in graph.graph.nodes if node.op.startswith("call"))
+        return graph.forward
+
+    def doubled(*tensors):
+        return step.paged_attention(*tensors, causal=True) * 2
+
+    expected = doubled(*inputs)
+    assert torch.equal(torch.compile(doubled, backend=backend)(*inputs), expected) and traced == [operator.mul]
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) for x in inputs]
+        with pytest.raises(ValueError, match=r"q must be .* got a FakeTensor \(steps.attention, which takes no pages"):
+            step.paged_attention(*fake)
+
+
 @pytest.mark.parametrize("page_size", [16, 64, 256])
 def test_pages_in_fp8_give_what_the_same_keys_give_without_pages(page_size):
     """Scales are those of their sequence and head, and of large scores, too, no more is lost than step fp8_kv loses."""
@@ -264,6 +294,10 @@ def in_e4m3(x):
         ({"page_table": lambda x: x[0]}, r"page_table must have shape \(3, pages\)"),
         ({"lengths": lambda x: x[:2]}, r"lengths must have shape \(3\)"),
         ({"lengths": lambda x: 5}, "lengths must have shape .* got int"),
+        ({"lengths": lambda x: x + 13}, "lengths must be from 0 to 512, as page_table has room for, got 513 at 0"),
+        ({"lengths": lambda x: x - 500}, "lengths must be from 0 to 512, .* got -83 at 1"),
+        ({"page_table": lambda x: 0 * x - 1}, "page_table must hold numbers from 0 to 24 where lengths reach, got -1"),
+        ({"page_table": lambda x: 0 * x + 25}, "page_table must hold numbers .* got 25"),
         ({"out": lambda x: torch.empty(3)}, "out must be a tensor with shape"),
         ({"v_pages": in_e4m3}, r"v_pages must have shape \(.*\), torch.float16 on cpu, got .*float8_e4m3fn"),
         ({"k_pages": in_e4m3}, r"v_pages must have shape \(.*\), torch.float8_e4m3fn on cpu, got .*float16"),
