@@ -271,8 +271,8 @@ class Backward(Pass):
         return step.gradients(*inputs[:6], causal=problem.causal, scale=problem.scale, out=outputs, **more)
 
     def make_ready(self, step, problem, inputs, outputs):
-        asked = {"causal": problem.causal, "scale": problem.scale, **masks(problem)}
-        step.ready(*inputs[:6], out=outputs and outputs[:3], **asked)
+        asked = {"causal": problem.causal, "scale": problem.scale, **FORWARD.asked(problem, inputs)}
+        step.ready(*inputs[:6], out=outputs, **asked)
 
     def reference(self, problem, inputs):
         q, k, v, _, _, do, *_ = inputs

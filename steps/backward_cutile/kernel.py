@@ -115,6 +115,28 @@ def make_prepare(variant):
     return prepare
 
 
+def make_gradient_of_sinks(variant):
+    """dsinks: for each head minus the sum over its rows of the sink's weight, exp(sink - lse), times D.
+
+    A block has one head. The order of the sum is always the same.
+    """
+
+    def gradient_of_sinks(DSinks, Sinks, LSE, RowSum):
+        head = ct.bid(0)
+        sink = ct.astype(ct.load(Sinks, (head,), (1,)), ct.float32) * INVERSE_LN2
+        sums = ct.zeros((variant.tile.query,), ct.float32)
+        for batch in range(LSE.shape[0]):
+            for i in range(ct.cdiv(LSE.shape[2], variant.tile.query)):
+                lse = load_lse(LSE, batch, head, i, variant.tile.query, variant)
+                if not variant.prepared:
+                    lse = lse * INVERSE_LN2
+                row_sum = load_numbers(RowSum, batch, head, i, variant.tile.query, ct.PaddingMode.ZERO)
+                sums = sums + ct.exp2(sink - lse) * row_sum
+        ct.store(DSinks, (head,), ct.astype(-ct.sum(sums, axis=0, keepdims=True), DSinks.dtype))
+
+    return gradient_of_sinks
+
+
 def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
     """dK and dV of one tile of keys, from all queries that see them; with atomics also these keys' part of dQ."""
     j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)

@@ -28,6 +28,7 @@ from tutorial_lib.problem import Problem
 Kernel = Literal["keys", "queries"]  # which blocks own
 ROWS = Tile(64, 64)  # of the small kernels, whose blocks take as many queries
 SMALL = BlockShape(ROWS)
+OF_SINKS = BlockShape(Tile(2048, 64), warps=8)  # rows that a block of a head's sink loads at once
 OWN_KERNEL = "a kernel of its own"
 ORDERS = {
     "ordered atomics": ct.MemoryOrder.ACQ_REL,
@@ -141,15 +142,17 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
 
         device, scale = tensors[0].device, problem.effective_scale
         step = self.configured(problem, target_of(device))
-        own = [driver.places_like(x) for x in tensors[:3]]
+        own = [driver.places_like(x) for x in (*tensors[:3], *tensors[6:])]
 
         def scaled_last(*tensors) -> tuple:
             return *tensors, scale
 
-        # Of a call: its tensors, the gradients, and where dQ is added up, zeros; behind them what rows are made ready.
-        q, k, v, o, lse, do, dq, dk, dv = range(9)
-        added = [9] if step.adds else []
-        row_sum, ready_lse = 9 + len(added), 10 + len(added)
+        # Of a call: its tensors, the gradients (dsinks and sinks, too), and where dQ is added up, zeros; behind them
+        # what rows are made ready.
+        q, k, v, o, lse, do, dq, dk, dv, *of_sinks = range(11 if problem.sinks else 9)
+        behind = 9 + len(of_sinks)
+        added = [behind] if step.adds else []
+        row_sum, ready_lse = behind + len(added), behind + 1 + len(added)
         of_rows, read = (o, do, row_sum), (q, k, v, do, lse, row_sum)
         if step.prepared:
             of_rows, read = (o, do, lse, row_sum, ready_lse), (q, k, v, do, ready_lse, row_sum)
@@ -163,14 +166,17 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
             parts.append(Part(rows, _scaled(variant), SMALL, scaled_last, (*added, dq)))
         else:
             parts.append(Part(*step.kernel("queries", problem), scaled_last, (*read, dq)))
+        if problem.sinks:
+            function, numbers = _gradient_of_sinks(step.variant(problem, OF_SINKS.tile)), read[4:]
+            parts.append(Part((problem.heads, 1, 1), function, OF_SINKS, lambda *x: x, (*of_sinks, *numbers)))
 
         line = driver.places_like(tensors[4])
         run = launcher(parts, device, lambda: (line(), line()) if step.prepared else (line(),))
 
-        def launch(q, k, v, o, lse, do, out):
+        def launch(q, k, v, o, lse, do, out, *sinks):
             gradients = out or tuple(place() for place in own)
             sums = (torch.zeros_like(q, dtype=torch.float32, memory_format=torch.contiguous_format),) if added else ()
-            run(q, k, v, o, lse, do, *gradients, *sums)
+            run(q, k, v, o, lse, do, *gradients, *sinks, *sums)
             return gradients
 
         return launch
@@ -226,5 +232,6 @@ def signature(name: Kernel, problem: Problem, adds: bool) -> KernelSignature:
 _row_sums = cache(kernel.make_row_sums)
 _prepare = cache(kernel.make_prepare)
 _scaled = cache(kernel.make_scaled)
+_gradient_of_sinks = cache(kernel.make_gradient_of_sinks)
 _gradients_of_keys = cache(kernel.make_gradients_of_keys)
 _gradients_of_queries = cache(kernel.make_gradients_of_queries)
