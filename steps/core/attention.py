@@ -56,6 +56,7 @@ GIVEN = f"Tensor q, Tensor k, Tensor v, {ASKED}"
 
 _launches = Launches()
 _trainings = Launches()
+_packed = Launches()  # of packed sequences (the step for their gradients or None,)
 
 
 def attention(
@@ -532,6 +533,8 @@ def _gradients(
     asked, repeats = Asked(causal, scale, window, right, softcap, cu_seqlens_q, cu_seqlens_k, sinks), _must_repeat()
     if dlse is None and (step := _backward_step(q, k, v, asked, repeats)):
         more = {"window": window, "softcap": softcap, "sinks": sinks if of_sinks else None}
+        if cu_seqlens_q is not None:
+            more |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
         if has_long_strides(q, k, v) and not step.takes_long_strides:
             q, k, v = packed_tight(q, k, v)
         made = step.gradients(q, k, v, o, lse, do.contiguous(), causal, scale, **more)
@@ -548,9 +551,15 @@ def _backward_step(q, k, v, asked: Asked, repeats: bool) -> Step | None:
     if not has_more(asked):
         plain_pair = _trained(q, k, v, asked, repeats) and training(Problem.of(q, k, v, *asked[:2]), target, repeats)
         return plain_pair.backward if plain_pair else None
-    if asked.cu_seqlens_q is not None or not for_steps(asked):
+    if not for_steps(asked):
         return None
-    return _backward_of_more(replace(problem_of(q, k, v, asked), scale=None), target, repeats)
+    if asked.cu_seqlens_q is None:
+        return _backward_of_more(replace(problem_of(q, k, v, asked), scale=None), target, repeats)
+    kind = _kind(q, k, v, asked, False, False)
+    if (found := _packed.find(kind)) is None:  # lengths do not decide this, and are read once
+        found = (_backward_of_more(replace(problem_of(q, k, v, asked), scale=None), target, repeats),)
+        _packed.keep(kind, found)
+    return found[0]
 
 
 @lru_cache(maxsize=KEPT)

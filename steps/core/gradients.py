@@ -8,9 +8,10 @@ from types import NoneType
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.fused import queries_seen
-from steps.core.step import Step, Unsupported, no_scratch
+from steps.core.step import Step, Unsupported, no_scratch, read_lengths
 from steps.core.tensors import check_out, check_sinks, check_strides, contiguous_sinks, kind, plain, tell_autograd
 from steps.core.tiles import Tile
+from tutorial_lib import packing
 from tutorial_lib.blockwise import gradient_of_sinks, row_sums
 from tutorial_lib.problem import Problem, flag, number
 
@@ -55,6 +56,8 @@ class GradientStep(Step):
         *,
         window: int | None = None,
         softcap: float | None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+        cu_seqlens_k: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
         out: tuple[torch.Tensor, ...] | None = None,
     ) -> tuple[torch.Tensor, ...]:
@@ -65,19 +68,42 @@ class GradientStep(Step):
         infinity for one that sees no key, and do ``[B, Hq, Sq, D]`` the gradient of o. Written to ``out`` where that
         is given, which must not overlap the inputs.
 
-        window, softcap and sinks as in ``Step.attention``, as far as the step takes them. With sinks o and lse are
-        those of attention with sinks. Returns, and writes to ``out``, (dq, dk, dv, dsinks) then, and dsinks is ``[Hq]``
-        in the sinks' dtype.
+        window, softcap, sinks, cu_seqlens_q and cu_seqlens_k as in ``Step.attention``, as far as the step takes them.
+        With sinks o and lse are those of attention with sinks. Returns, and writes to ``out``, (dq, dk, dv, dsinks)
+        then, and dsinks is ``[Hq]`` in the sinks' dtype. Of packed sequences tensors are as there, and lse
+        ``[Hq, tokens]``.
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
         tensors = plain(q=q, k=k, v=v, o=o, lse=lse, do=do)
         self._refuse_derivatives(q=q, k=k, v=v, o=o, lse=lse, do=do, sinks=sinks)
         more = () if sinks is None else (contiguous_sinks(sinks),)
-        made = self.ready(*tensors, causal, scale, out, window, softcap, *more)(*tensors, out, *more)
+        if cu_seqlens_q is not None or cu_seqlens_k is not None:
+            begins = cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+            made = self._packed(tensors, causal, scale, out, window, softcap, more, begins)
+        else:
+            made = self.ready(*tensors, causal, scale, out, window, softcap, *more)(*tensors, out, *more)
         if out is not None:
             tell_autograd(*out)
         return made
+
+    def _packed(self, tensors, causal, scale, out, window, softcap, sinks: tuple, begins: tuple) -> tuple:
+        """``gradients`` of packed sequences: kernels see a batch of one, and where the sequences begin."""
+        import torch
+
+        q, k, v, o, lse, do = tensors
+        q, k, v, o, do = packing.as_batches(q=q, k=k, v=v, o=o, do=do)
+        begins = tuple(plain(**dict(zip(("cu_seqlens_q", "cu_seqlens_k"), begins))))
+        for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), begins):
+            packing.check(name, cu, q.device)
+        if out is None:
+            out = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (*tensors[:3], *sinks))
+        out = _as_many("out", out, GRADIENTS[: 3 + len(sinks)])
+        places = *packing.as_batches(**dict(zip(GRADIENTS, out[:3]))), *out[3:]
+        given = (q, k, v, o, lse.unsqueeze(0), do)
+        launch = self.ready(*given, causal, scale, places, window, softcap, *(sinks or (None,)), begins)
+        launch(*given, places, *sinks, *begins)
+        return out
 
     def ready(
         self,
@@ -93,18 +119,23 @@ class GradientStep(Step):
         window: int | None = None,
         softcap: float | None = None,
         sinks=None,
+        begins: tuple = (),
     ):
         """``launch(q, k, v, o, lse, do, out)`` for calls of this kind, made ready at the first; raises as above.
 
-        With sinks, which are contiguous, it takes them behind ``out``.
+        With sinks, which are contiguous, it takes them behind ``out``. begins: where packed sequences begin, as it
+        takes it behind these; the tensors are then batches of one.
         """
         causal, scale = flag("causal", causal), None if scale is None else number("scale", scale)
         softcap = None if softcap is None else number("softcap", softcap)
         tensors = (q, k, v, o, lse, do) if sinks is None else (q, k, v, o, lse, do, sinks)
-        what = kind_of_gradients(tensors, causal, scale, out, window, softcap)
+        what = kind_of_gradients((*tensors, *begins), causal, scale, out, window, softcap)
         if launch := self.launches.find(what):
             return launch
-        return self._gradients_ready(what, tensors, causal, scale, out, window=window, softcap=softcap)
+        masks = {"window": window, "softcap": softcap}
+        if begins:
+            masks["lengths"], masks["lengths_kv"] = read_lengths(begins, q, k)
+        return self._gradients_ready(what, tensors, causal, scale, out, **masks)
 
     def _gradients_ready(self, what: tuple | None, tensors: tuple, causal: bool, scale: float | None, out, **masks):
         import torch
@@ -174,8 +205,11 @@ def kind_of_gradients(
 
 def tiles_visited(problem: Problem, tile: Tile) -> int:
     """Tiles of scores that the blocks which own keys compute together."""
-    blocks = range(-(-problem.seq_len_kv // tile.key))
-    return problem.batch * problem.heads * sum(queries_seen(problem, tile, j) for j in blocks)
+    return (
+        problem.batch
+        * problem.heads
+        * sum(queries_seen(each, tile, j) for each in problem.sequences for j in range(-(-each.seq_len_kv // tile.key)))
+    )
 
 
 def _as_many(name: str, given, wanted: tuple[str, ...]) -> tuple:
