@@ -86,7 +86,12 @@ def saves_a_tenth_of_rows(problem: Problem) -> bool:
     return rows >= 1.1 * fewer
 
 
-WHERE = {"few_blocks": few_blocks, "saves_a_tenth_of_rows": saves_a_tenth_of_rows}
+def narrow_window_of_groups(problem: Problem) -> bool:
+    """Whether a window is narrower than two tiles of keys, and an even number of query heads share these."""
+    return bool(problem.window) and problem.window <= 256 and problem.group_size % 2 == 0
+
+
+WHERE = {f.__name__: f for f in (few_blocks, saves_a_tenth_of_rows, narrow_window_of_groups)}
 
 
 def shared_kib(arch: str) -> int:

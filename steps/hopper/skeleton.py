@@ -14,7 +14,7 @@ from steps.core.tiles import IN_PANELS, Tile
 from steps.hopper import ahead, epilogue_overlap, kernel, lib, one_by_one, producer
 from steps.hopper import products as by_wgmma
 from steps.hopper import softmax as scores
-from steps.hopper.conditions import STAGES, in_panels, launched, next_queries_fit
+from steps.hopper.conditions import STAGES, by_heads, in_panels, launched, next_queries_fit
 from steps.hopper.launching import TmaStep
 from steps.hopper.variant import (
     GROUP_WARPS,
@@ -115,6 +115,15 @@ class HopperStep(TmaStep):
         generation = self.generation_for(problem)
         return generation if generation is one_by_one.fmha else kernel.fmha
 
+    def heads_together(self, problem: Problem) -> int:
+        """Query heads of a group that a block has, for each warpgroup another."""
+        step = self.for_problem(problem)
+        fits = by_heads(self.in_tiles(problem)) and self.generation_for(problem) is epilogue_overlap.consume
+        return step.groups if fits and problem.group_size % step.groups == 0 else 1
+
+    def launched(self, problem: Problem) -> Problem:
+        return replace(problem, heads=problem.heads // self.heads_together(problem))
+
     def generation_for(self, problem: Problem) -> Callable:
         """What runs for ``problem``: in place of ``ahead`` ``epilogue_overlap``, where that cannot."""
         step = self.for_problem(problem)
@@ -129,20 +138,20 @@ class HopperStep(TmaStep):
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with, and the pieces."""
         step, generation, order = self.for_problem(problem), self.generation_for(problem), self.order_for(problem)
-        roles = generation is not one_by_one.fmha
+        roles, together = generation is not one_by_one.fmha, self.heads_together(problem)
         pieces, value_pieces = (pieces_of(d) if step.in_pieces else None for d in (problem.head_dim, problem.value_dim))
         problem = step.in_tiles(problem)
         panels = in_panels(problem)
         neighbours = PAIR if step.pairs else 1
-        tile = Tile(neighbours * step.groups * ROWS, launched(problem).key)
-        warpgroup_causal_bound = step.ends.own and problem.causal
+        tile = Tile(neighbours * step.groups * ROWS // together, launched(problem).key)
+        warpgroup_causal_bound = step.ends.own and problem.causal and together == 1
         downwards = warpgroup_causal_bound and step.walk == scores.DOWNWARDS
         ends = (lib.OWN_BEGINNING if downwards else step.ends) if warpgroup_causal_bound else lib.BLOCKS_END
         return Variant(
             tile=tile,
             head_dim=problem.head_dim,
             value_dim=max(step.columns(problem.value_dim), min(SWIZZLED, problem.head_dim)),
-            group_size=problem.group_size,
+            group_size=problem.group_size // together,
             causal=problem.causal,
             ragged=problem.lengths is not None or problem.seq_len_kv % tile.key != 0,
             groups=step.groups,
@@ -170,6 +179,7 @@ class HopperStep(TmaStep):
             value_pieces=value_pieces,
             packed=problem.lengths is not None,
             sinks=problem.sinks,
+            together=together,
         )
 
     def schedule(self, order: Order, problem: Problem, tile: Tile) -> lib.Schedule:

@@ -33,10 +33,10 @@ class Variant:
     ``products`` and ``softmax``.
     """
 
-    tile: Tile  # of a block, or of both blocks of a pair
+    tile: Tile  # of a block, or of both blocks of a pair; queries of each head that it has
     head_dim: int  # columns of a tile of Q and K, of all its panels
     value_dim: int  # columns of a tile of V and of the output
-    group_size: int
+    group_size: int  # query heads that share keys; where a block has several, as many as blocks for them
     causal: bool
     ragged: bool  # the last tile of keys is not full
     groups: int  # warpgroups that compute, together or for themselves, of ROWS queries each
@@ -65,6 +65,7 @@ class Variant:
     panels: int = 1  # that Q and K have, of equal width (``steps.hopper.panels``)
     packed: bool = False  # sequences are packed into one tensor
     sinks: bool = False  # every query head has a sink
+    together: int = 1  # query heads of a group that a block has, each warpgroup another: all see the same keys
 
     def __post_init__(self):
         if self.walk == DOWNWARDS and self.neighbours > 1:
@@ -107,7 +108,7 @@ class Variant:
     @property
     def rows(self) -> int:
         """Queries of a warpgroup."""
-        return self.tile.query // (self.neighbours * self.warpgroups)
+        return self.tile.query * self.together // (self.neighbours * self.warpgroups)
 
     @property
     def warps(self) -> int:
