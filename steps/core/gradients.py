@@ -130,11 +130,15 @@ class GradientStep(Step):
         softcap = None if softcap is None else number("softcap", softcap)
         tensors = (q, k, v, o, lse, do) if sinks is None else (q, k, v, o, lse, do, sinks)
         what = kind_of_gradients((*tensors, *begins), causal, scale, out, window, softcap)
+        lengths = (None, None)
+        if begins and (self.reads_lengths or q.device.type == "cpu"):  # where nobody waits for it
+            lengths = read_lengths(begins, q, k)
+            what = what and (what, lengths if self.reads_lengths else None)
         if launch := self.launches.find(what):
             return launch
-        masks = {"window": window, "softcap": softcap}
         if begins:
-            masks["lengths"], masks["lengths_kv"] = read_lengths(begins, q, k)
+            lengths = read_lengths(begins, q, k)
+        masks = {"window": window, "softcap": softcap, "lengths": lengths[0], "lengths_kv": lengths[1]}
         return self._gradients_ready(what, tensors, causal, scale, out, **masks)
 
     def _gradients_ready(self, what: tuple | None, tensors: tuple, causal: bool, scale: float | None, out, **masks):
