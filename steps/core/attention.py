@@ -86,7 +86,7 @@ def attention(
     ``softcap``: a scaled score s becomes softcap * tanh(s / softcap), before the mask.
     ``cu_seqlens_q``, int32 ``[sequences + 1]`` on q's device: sequences are packed, q ``[tokens, Hq, D]``, k and v
     ``[tokens, Hkv, ...]``, o as q; it holds where each begins, and last the number of tokens. ``cu_seqlens_k`` says the
-    same of the keys, None: as of the queries. A step checks what both hold at the first call of a kind, all else at
+    same of the keys, None: as of the queries. A step checks what both hold at the first call of a kind, PyTorch at
     every call, for which the host waits for the device.
     ``sinks`` ``[Hq]``, float32, float16 or bfloat16: one more logit for every query of a head, which is not scaled,
     takes part in the softmax's sum, and has no value. It has a gradient.
@@ -95,8 +95,8 @@ def attention(
 
     The choice is made once for every kind of call. Where no step is recorded to be as fast as PyTorch's own attention,
     on the CPU for one, that computes it; where a tensor requires gradients, both passes must have such a step. What
-    PyTorch's own does not know, and gradients of all that is asked for beside causal and scale, PyTorch computes a tile
-    of queries at a time (``tutorial_lib.blockwise``). Memory grows with the length, and not with its square. Under
+    neither PyTorch's own nor a step knows, in one of the passes, PyTorch computes a tile of queries at a time
+    (``tutorial_lib.blockwise``). Memory grows with the length, and not with its square. Under
     ``torch.use_deterministic_algorithms`` gradients come from a step that gives the same bits every time, or from
     PyTorch.
 
