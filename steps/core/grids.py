@@ -255,9 +255,6 @@ GRIDS = {
     "gradients_windows": Grid(
         "sliding windows in the backward pass: layers of gpt-oss and Gemma 3", _window_gradients(), "backward"
     ),
-    "gradients_packed": Grid(
-        "packed sequences in the backward pass", tuple(p for p in _packed() if p.causal), "backward"
-    ),
     "gradients_models": Grid(
         "those of the backward pass that models ask for beside long sequences", _model_gradients(), "backward"
     ),
