@@ -86,12 +86,12 @@ def saves_a_tenth_of_rows(problem: Problem) -> bool:
     return rows >= 1.1 * fewer
 
 
-def narrow_window_of_groups(problem: Problem) -> bool:
-    """Whether a window is narrower than two tiles of keys, and an even number of query heads share these."""
-    return bool(problem.window) and problem.window <= 256 and problem.group_size % 2 == 0
+def narrow_window(problem: Problem) -> bool:
+    """Whether a query sees no more than four tiles of 64 keys, and parts of others."""
+    return problem.window is not None and problem.window <= 256
 
 
-WHERE = {f.__name__: f for f in (few_blocks, saves_a_tenth_of_rows, narrow_window_of_groups)}
+WHERE = {f.__name__: f for f in (few_blocks, saves_a_tenth_of_rows, narrow_window)}
 
 
 def shared_kib(arch: str) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from steps.core.rules import rule_for, shared_kib
 from steps.core.step import DEFAULT_ARCH
 from steps.core.tiles import IN_PANELS, Tile
-from steps.hopper.variant import ROWS
 from tutorial_lib.architectures import KIB
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
@@ -43,11 +42,6 @@ def in_panels(problem: Problem) -> bool:
     of 64.
     """
     return problem.value_dim <= 128 < problem.head_dim <= IN_PANELS
-
-
-def by_heads(problem: Problem) -> bool:
-    """Whether the warpgroups of a block take the same queries of several heads, as the launch rule says."""
-    return launched(problem).query == ROWS
 
 
 def up_to_64(problem: Problem) -> bool:

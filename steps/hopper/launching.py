@@ -55,10 +55,18 @@ class TmaStep(FusedStep):
         """What blocks, and the order of their tiles, follow: where a block has several heads, as if these were one."""
         return problem
 
+    def blocks_an_sm(self, problem: Problem) -> int:
+        """Blocks that shall share an SM, and its registers; for each of them blocks stay, where blocks do."""
+        return 1
+
+    def most_registers(self, problem: Problem) -> int | None:
+        """Of a thread, at most; None: what a block alone may have."""
+        return None
+
     def work(self, problem: Problem, arch: str) -> Work:
         """What a launch has to do."""
         variant, ordered = self.variant(problem, arch), self.order_for(problem).persistent
-        held = places(arch, together=variant.neighbours * variant.ctas)
+        held = places(arch, self.blocks_an_sm(problem), together=variant.neighbours * variant.ctas)
         return Work.of_queries(
             self.launched(problem), variant.tile, held, ordered, variant.tile, self.in_tiles(problem).head_dim
         )
@@ -97,7 +105,8 @@ class TmaStep(FusedStep):
         fitted = fit(q, k, v)
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
         how, launched = self.order_for(problem), self.launched(problem)
-        blocks, order = how.blocks(launched, variant.tile, q.device, together=variant.neighbours)
+        an_sm = self.blocks_an_sm(problem)
+        blocks, order = how.blocks(launched, variant.tile, q.device, an_sm, together=variant.neighbours)
         written = out if into_out else torch.empty(*q.shape[:3], problem.value_dim, dtype=q.dtype, device=q.device)
         passed, place = arguments(*fitted, written, launched, scale, order, variant), places_like(written)
         begins, sinks = (), ()
@@ -120,6 +129,7 @@ class TmaStep(FusedStep):
         moving = (*moving, *moved)
         grid_of_blocks = (variant.neighbours * blocks, 1, 1)
         asked = {"ctas": variant.ctas, "neighbours": variant.neighbours, "rewrite": variant.rewrite}
+        asked["registers"] = self.most_registers(problem)
         run = gluon_launcher(kernel, grid_of_blocks, passed, variant.warps, q.device, moving, self.made_for, **asked)
 
         def plainly(q, k, v, _):
@@ -166,12 +176,14 @@ class TmaStep(FusedStep):
             compute_warps=self.compute_warps(variant),
             ctas=variant.ctas,
             rewrite=variant.rewrite,
+            registers=self.most_registers(problem),
         )
         together, order = variant.ctas * variant.neighbours, self.order_for(problem)
         return replace(
             compiled,
-            lists=order.lists(launched, variant.tile, arch, together=variant.neighbours),
-            blocks=together * order.number(launched, variant.tile, arch, together=variant.neighbours),
+            lists=order.lists(launched, variant.tile, arch, self.blocks_an_sm(problem), together=variant.neighbours),
+            blocks=together
+            * order.number(launched, variant.tile, arch, self.blocks_an_sm(problem), together=variant.neighbours),
             kv_tiles=together * tiles_visited(launched, variant.tile),
             compute_groups=variant.warpgroups,
             shared_clocks=self.shared_clocks(problem),

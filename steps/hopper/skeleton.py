@@ -14,7 +14,7 @@ from steps.core.tiles import IN_PANELS, Tile
 from steps.hopper import ahead, epilogue_overlap, kernel, lib, one_by_one, producer
 from steps.hopper import products as by_wgmma
 from steps.hopper import softmax as scores
-from steps.hopper.conditions import STAGES, by_heads, in_panels, launched, next_queries_fit
+from steps.hopper.conditions import STAGES, in_panels, launched, next_queries_fit
 from steps.hopper.launching import TmaStep
 from steps.hopper.variant import (
     GROUP_WARPS,
@@ -25,6 +25,7 @@ from steps.hopper.variant import (
     THREE_GROUPS_REGISTERS,
     Variant,
     pieces_of,
+    registers_of,
 )
 from tutorial_lib import layouts
 from tutorial_lib.multicast import PAIR
@@ -48,6 +49,7 @@ class HopperStep(TmaStep):
     memory in panels, and where tiles are taken one by one and the next queries fit. free: when the slot of Q is free.
     softmax: with the wait for the PV product in it. sums: of rows. highest: the largest score of a row.
     pairs: two blocks on neighbouring SMs share what TMA brings of keys and values.
+    warpgroup_per_query_head: each warpgroup of a block has the same queries of another head of a group.
     hold: whether the warps of a group meet, and what holds the order of instructions where they do not. Where tiles are
     taken one by one, they meet.
     in_pieces: products take a head_dim between powers of two as two pieces (``steps.hopper.pieces``).
@@ -71,6 +73,7 @@ class HopperStep(TmaStep):
     sums: scores.Sums = hole(told=False, by_problem=True, default=scores.SUM_EACH_TILE)
     highest: Callable = hole(told=False, by_problem=True, default=scores.in_one_chain)
     pairs: bool = hole(told=False, by_problem=True, default=False)
+    warpgroup_per_query_head: bool = hole(told=False, by_problem=True, default=False)
     hold: lib.Hold = hole(told=False, by_problem=True, default=lib.WITH_MEETINGS)
     in_pieces: bool = hole(told=False, default=False)
     takes: tuple[str, ...] = hole(told=False, default=())
@@ -118,11 +121,17 @@ class HopperStep(TmaStep):
     def heads_together(self, problem: Problem) -> int:
         """Query heads of a group that a block has, for each warpgroup another."""
         step = self.for_problem(problem)
-        fits = by_heads(self.in_tiles(problem)) and self.generation_for(problem) is epilogue_overlap.consume
-        return step.groups if fits and problem.group_size % step.groups == 0 else 1
+        return step.groups if step.warpgroup_per_query_head else 1
 
     def launched(self, problem: Problem) -> Problem:
         return replace(problem, heads=problem.heads // self.heads_together(problem))
+
+    def blocks_an_sm(self, problem: Problem) -> int:
+        return rule_for("hopper", self.in_tiles(problem), DEFAULT_ARCH).choice.occupancy or 1
+
+    def most_registers(self, problem: Problem) -> int | None:
+        blocks = self.blocks_an_sm(problem)
+        return registers_of(self.for_problem(problem).groups, blocks)[0] if blocks > 1 else None
 
     def generation_for(self, problem: Problem) -> Callable:
         """What runs for ``problem``: in place of ``ahead`` ``epilogue_overlap``, where that cannot."""
@@ -144,6 +153,11 @@ class HopperStep(TmaStep):
         panels = in_panels(problem)
         neighbours = PAIR if step.pairs else 1
         tile = Tile(neighbours * step.groups * ROWS // together, launched(problem).key)
+        blocks_an_sm, registers = self.blocks_an_sm(problem), step.registers
+        if blocks_an_sm > 1:
+            registers = registers_of(step.groups, blocks_an_sm)[1]
+        elif step.groups == 3:
+            registers = THREE_GROUPS_REGISTERS
         warpgroup_causal_bound = step.ends.own and problem.causal and together == 1
         downwards = warpgroup_causal_bound and step.walk == scores.DOWNWARDS
         ends = (lib.OWN_BEGINNING if downwards else step.ends) if warpgroup_causal_bound else lib.BLOCKS_END
@@ -158,7 +172,7 @@ class HopperStep(TmaStep):
             warpgroups=step.groups if roles else 1,
             stages=STAGES,
             query_stages=2 if generation in (epilogue_overlap.consume, ahead.consume) else 1,
-            registers=THREE_GROUPS_REGISTERS if step.groups == 3 else step.registers,
+            registers=registers,
             schedule=step.schedule(order, problem, tile),
             consume=generation if roles else None,
             turns=step.turns,

@@ -23,6 +23,7 @@ GROUP_WARPS = 4  # of a warpgroup
 PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
 MOST_REGISTERS = 240  # with which two groups of 128 threads and the producer's four warps still share 65536
 THREE_GROUPS_REGISTERS = 160  # with which three do
+SM_REGISTERS = 65536
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,15 @@ class Variant:
     def ctas(self) -> int:
         """Blocks that work together."""
         return 1
+
+
+def registers_of(groups: int, blocks: int) -> tuple[int, int]:
+    """Registers of a thread where so many blocks share an SM: when a block begins, and of groups that compute.
+
+    The producer has a group of warps of its own, and gives back what it does not need. setmaxnreg takes multiples of 8.
+    """
+    begin = SM_REGISTERS // (blocks * 32 * GROUP_WARPS * (groups + 1)) // 8 * 8
+    return begin, (begin * (groups + 1) - PRODUCER_REGISTERS) // groups // 8 * 8
 
 
 def pieces_of(head_dim: int) -> tuple[int, int] | None:

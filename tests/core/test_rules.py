@@ -84,11 +84,12 @@ def cases() -> list:
         ("few_blocks", {"heads": 8, "seq_len_kv": 1024}, [{"heads": 8, "seq_len_kv": 1153}, {"heads": 9}]),
         ("few_blocks", {"batch": 66, "heads": 1, "seq_len_kv": 128}, [{"batch": 67}, {"seq_len_kv": 129}]),
         ("saves_a_tenth_of_rows", {"seq_len_q": 448}, [{"seq_len_q": 384}, {"seq_len_q": 449}, {"seq_len_q": 512}]),
+        ("narrow_window", {"causal": True, "window": 256}, [{"window": 257}, {"window": None}]),
         ("saves_a_tenth_of_rows", {"seq_len_q": 513}, [{"seq_len_q": 577}, {"seq_len_q": 641}, {"seq_len_q": 1024}]),
     ],
 )
 def test_where_a_rule_holds(where, shape, others):
-    """few_blocks: 66 of them; saves_a_tenth_of_rows: 64 rows saved of at most 640."""
+    """narrow_window: at most 256; few_blocks: 66 of them; saves_a_tenth_of_rows: 64 rows saved of at most 640."""
     problem = dataclasses.replace(standard(128), batch=1, heads=1, kv_heads=1)
 
     def holds(**fields):
