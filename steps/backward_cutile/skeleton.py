@@ -149,17 +149,18 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
         own = [driver.places_like(x) for x in (*tensors[:3], *tensors[6:])]
 
         def scaled_last(*tensors) -> tuple:
-            return *tensors[: len(tensors) - len(begins)], scale, *tensors[len(tensors) - len(begins) :]
+            """The scale behind all but where sequences begin."""
+            end = len(tensors) - len(begins)
+            return *tensors[:end], scale, *tensors[end:]
 
-        # Of a call: its tensors, the gradients (dsinks and sinks, too), and where dQ is added up, zeros; behind them
-        # what rows are made ready.
-        # Last, where packed sequences begin.
+        # Of a call: its tensors, the gradients, (dsinks, sinks), where packed sequences begin, and where dQ is added up,
+        # zeros; behind them what rows are made ready.
         q, k, v, o, lse, do, dq, dk, dv, *of_sinks = range(11 if problem.sinks else 9)
         behind = 9 + len(of_sinks)
         begins = (behind, behind + 1) if problem.lengths else ()
-        behind += len(begins)
-        added = [behind] if step.adds else []
-        row_sum, ready_lse = behind + len(added), behind + 1 + len(added)
+        added = [behind + len(begins)] if step.adds else []
+        row_sum = behind + len(begins) + len(added)
+        ready_lse = row_sum + 1
         of_rows, read = (o, do, row_sum), (q, k, v, do, lse, row_sum)
         if step.prepared:
             of_rows, read = (o, do, lse, row_sum, ready_lse), (q, k, v, do, ready_lse, row_sum)

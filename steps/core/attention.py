@@ -56,7 +56,7 @@ GIVEN = f"Tensor q, Tensor k, Tensor v, {ASKED}"
 
 _launches = Launches()
 _trainings = Launches()
-_packed = Launches()  # of packed sequences (the step for their gradients or None,)
+_packed = Launches()  # (the step for gradients of packed sequences, or None,)
 
 
 def attention(
@@ -533,8 +533,7 @@ def _gradients(
     asked, repeats = Asked(causal, scale, window, right, softcap, cu_seqlens_q, cu_seqlens_k, sinks), _must_repeat()
     if dlse is None and (step := _backward_step(q, k, v, asked, repeats)):
         more = {"window": window, "softcap": softcap, "sinks": sinks if of_sinks else None}
-        if cu_seqlens_q is not None:
-            more |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        more |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
         if has_long_strides(q, k, v) and not step.takes_long_strides:
             q, k, v = packed_tight(q, k, v)
         made = step.gradients(q, k, v, o, lse, do.contiguous(), causal, scale, **more)

@@ -209,11 +209,8 @@ def kind_of_gradients(
 
 def tiles_visited(problem: Problem, tile: Tile) -> int:
     """Tiles of scores that the blocks which own keys compute together."""
-    return (
-        problem.batch
-        * problem.heads
-        * sum(queries_seen(each, tile, j) for each in problem.sequences for j in range(-(-each.seq_len_kv // tile.key)))
-    )
+    tiles = ((each, j) for each in problem.sequences for j in range(-(-each.seq_len_kv // tile.key)))
+    return problem.batch * problem.heads * sum(queries_seen(each, tile, j) for each, j in tiles)
 
 
 def _as_many(name: str, given, wanted: tuple[str, ...]) -> tuple:

@@ -104,8 +104,7 @@ class TmaStep(FusedStep):
 
         fitted = fit(q, k, v)
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
-        how, launched = self.order_for(problem), self.launched(problem)
-        an_sm = self.blocks_an_sm(problem)
+        how, launched, an_sm = self.order_for(problem), self.launched(problem), self.blocks_an_sm(problem)
         blocks, order = how.blocks(launched, variant.tile, q.device, an_sm, together=variant.neighbours)
         written = out if into_out else torch.empty(*q.shape[:3], problem.value_dim, dtype=q.dtype, device=q.device)
         passed, place = arguments(*fitted, written, launched, scale, order, variant), places_like(written)
@@ -178,12 +177,11 @@ class TmaStep(FusedStep):
             rewrite=variant.rewrite,
             registers=self.most_registers(problem),
         )
-        together, order = variant.ctas * variant.neighbours, self.order_for(problem)
+        together, order, an_sm = variant.ctas * variant.neighbours, self.order_for(problem), self.blocks_an_sm(problem)
         return replace(
             compiled,
-            lists=order.lists(launched, variant.tile, arch, self.blocks_an_sm(problem), together=variant.neighbours),
-            blocks=together
-            * order.number(launched, variant.tile, arch, self.blocks_an_sm(problem), together=variant.neighbours),
+            lists=order.lists(launched, variant.tile, arch, an_sm, together=variant.neighbours),
+            blocks=together * order.number(launched, variant.tile, arch, an_sm, together=variant.neighbours),
             kv_tiles=together * tiles_visited(launched, variant.tile),
             compute_groups=variant.warpgroups,
             shared_clocks=self.shared_clocks(problem),
