@@ -153,8 +153,8 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
             end = len(tensors) - len(begins)
             return *tensors[:end], scale, *tensors[end:]
 
-        # Of a call: its tensors, the gradients, (dsinks, sinks), where packed sequences begin, and where dQ is added up,
-        # zeros; behind them what rows are made ready.
+        # Of a call: its tensors, the gradients, (dsinks, sinks), where packed sequences begin, and zeros, where dQ is
+        # added up; behind them what rows are made ready.
         q, k, v, o, lse, do, dq, dk, dv, *of_sinks = range(11 if problem.sinks else 9)
         behind = 9 + len(of_sinks)
         begins = (behind, behind + 1) if problem.lengths else ()
