@@ -45,6 +45,7 @@ def compiled(kernel: str, problem, arch: str):
     names |= {"hopper_together": "tma_reduce_add", "hopper_apart": "decoupled_warpgroups", "fp8": "p_offset"}
     names["hopper_short"] = "deferred_reduce_add"
     names |= {"hopper": "narrow_values"} if problem.head_dim_v else {}
+    names |= {"hopper": "warpgroup_per_query_head"} if problem.window else {}
     problem = dataclasses.replace(problem, dtype=FP8) if kernel == "fp8" else problem
     return get_step(names[kernel]).compile(problem, arch)
 
@@ -75,6 +76,10 @@ def cases() -> list:
         rule = rule_for("hopper_short", problem, "sm_90")
         name = f"hopper_short-{rule.name}-sm_90-{head_dim}{'-causal' * causal}"
         found.append(pytest.param(rule, problem, "sm_90", id=name))
+    for kv_heads in (32, 8):
+        problem = dataclasses.replace(standard(head_dim=64, causal=True), kv_heads=kv_heads, window=128)
+        rule = rule_for("hopper", problem, "sm_90")
+        found.append(pytest.param(rule, problem, "sm_90", id=f"hopper-{rule.name}-sm_90-64-causal-{kv_heads}"))
     return found
 
 
