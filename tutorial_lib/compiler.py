@@ -183,16 +183,17 @@ def compile_gluon(
     compute_warps: int | None = None,
     ctas: int = 1,
     rewrite: bool = False,
+    registers: int | None = None,
 ) -> Compiled:
     """Compile a Gluon kernel for ``arch`` as a launch with ``arguments`` would, or find it on disk.
 
     compute_warps: of a block, those that compute; None where all do. ctas: blocks of a cluster. rewrite: the kernel's
-    PTX asks to be rewritten (``tutorial_lib.rewriting``).
+    PTX asks to be rewritten (``tutorial_lib.rewriting``). registers: of a thread, at most; None: what a block may have.
     Raises ValueError for an architecture that is none, CompilerError when Triton fails.
     """
     import triton
 
-    source, how = gluon_source(kernel, arguments, num_warps, arch, ctas)
+    source, how = gluon_source(kernel, arguments, num_warps, arch, ctas, registers)
     compiler = f"Triton {triton.__version__}, ptxas {ptxas.version_for(arch)}"
 
     def make() -> Compiled:
@@ -220,7 +221,8 @@ def compile_gluon(
             )
 
     asked = (FORMAT, compiler, arch, scores_per_tile, num_warps, *([ctas] if ctas > 1 else []))
-    return _by_source(source, (*asked, *([rewriting.VERSION] if rewrite else [])), make)
+    asked = (*asked, *([rewriting.VERSION] if rewrite else []), *([f"registers {registers}"] if registers else []))
+    return _by_source(source, asked, make)
 
 
 def compile_amd(kernel, arguments: tuple, waves: int, arch: str, scores_per_tile: int) -> Compiled:
@@ -286,26 +288,31 @@ def _by_triton(source, how: dict, arch: str):
         raise CompilerError(f"Triton failed for {arch}: {why.strip()}") from error
 
 
-def gluon_source(kernel, arguments: tuple, num_warps: int, arch: str, ctas: int = 1) -> tuple[object, dict]:
+def gluon_source(
+    kernel, arguments: tuple, num_warps: int, arch: str, ctas: int = 1, registers: int | None = None
+) -> tuple[object, dict]:
     """What a launch with ``arguments`` gives to Triton's compiler: the source, and target and options by name.
 
     Raises ValueError for an architecture that is none of NVIDIA's.
     """
     if arch not in GLUON_ARCHITECTURES:
         raise ValueError(f"arch must be one of {', '.join(GLUON_ARCHITECTURES)}, got {arch!r}")
-    return triton_source(kernel, arguments, num_warps, arch, ctas)
+    return triton_source(kernel, arguments, num_warps, arch, ctas, registers)
 
 
-def compiled_how(ctas: int = 1) -> dict[str, int]:
-    """What Triton is told of how to compile a kernel: in clusters of so many blocks; with FMA.
+def compiled_how(ctas: int = 1, registers: int | None = None) -> dict[str, int]:
+    """What Triton is told of how to compile a kernel: in clusters of so many blocks; with FMA; for so many registers.
 
     Triton 3.9 warns where nothing says whether a product and a sum may become one instruction: later ones keep them
     apart.
     """
-    return {"enable_fp_fusion": True, **({"num_ctas": ctas} if ctas > 1 else {})}
+    asked = {"num_ctas": ctas if ctas > 1 else None, "maxnreg": registers}
+    return {"enable_fp_fusion": True, **{name: n for name, n in asked.items() if n}}
 
 
-def triton_source(kernel, arguments: tuple, num_warps: int, arch: str, ctas: int = 1) -> tuple[object, dict]:
+def triton_source(
+    kernel, arguments: tuple, num_warps: int, arch: str, ctas: int = 1, registers: int | None = None
+) -> tuple[object, dict]:
     """As ``gluon_source``, for a kernel in Triton or Gluon, and for any architecture that Triton knows."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import ASTSource, make_backend
@@ -318,7 +325,7 @@ def triton_source(kernel, arguments: tuple, num_warps: int, arch: str, ctas: int
     else:
         target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     backend = make_backend(target)
-    options = {"num_warps": num_warps, **compiled_how(ctas)}
+    options = {"num_warps": num_warps, **compiled_how(ctas, registers)}
     bound, specialization, _ = create_function_from_signature(kernel.signature, kernel.params, backend)(*arguments)
     options, types, constants, attributes = kernel._pack_args(backend, options, bound, specialization, {})
     kind = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource

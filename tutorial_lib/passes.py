@@ -15,7 +15,7 @@ from tutorial_lib.packing import Packing, as_batch, as_packed, remembered, split
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, masks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -241,7 +241,8 @@ class Backward(Pass):
     """q, k, v, the output o, the log-sum-exp lse ``[batch, heads, seq_len_q]`` and do, as o -> dq, dk, dv.
 
     o and lse are those of attention in float64, rounded: what a forward step hands on must not decide whether a
-    backward step is right. With sinks, which come last, lse holds them, and their gradient comes last.
+    backward step is right. With sinks, which come last, lse holds them, and their gradient comes last. Of packed
+    sequences all but lse ``[heads, seq_len_q]`` are as in the forward pass, with ``cu_seqlens`` behind do.
     """
 
     name = "backward"
@@ -253,31 +254,41 @@ class Backward(Pass):
         """q, k and v as the forward pass has them; do is standard normal."""
         import torch
 
-        q, k, v, *sinks = FORWARD.inputs(problem, seed, device)
-        more = FORWARD.asked(problem, sinks)
-        o, lse = reference.attention_and_lse_float64(q, k, v, problem.causal, problem.scale, **more)
+        q, k, v, *others = FORWARD.inputs(problem, seed, device)
+        asked, more = (problem.causal, problem.scale), FORWARD.asked(problem, others)
+        found = [reference.attention_and_lse_float64(*one, *asked, **more) for one in _each(problem, q, k, v)]
+        o, lse = (torch.cat(x, dim=2) for x in zip(*found))
+        if problem.lengths is not None:
+            o, lse = as_packed(o), lse.squeeze(0)
         generator = torch.Generator(device=device).manual_seed(seed + 1)
-        do = torch.empty_like(o, dtype=q.dtype).normal_(0.0, 1.0, generator=generator)
-        return q, k, v, o.to(q.dtype), lse.float(), do, *sinks
+        do = torch.empty(o.shape, dtype=q.dtype, device=device).normal_(0.0, 1.0, generator=generator)
+        return q, k, v, o.to(q.dtype).contiguous(), lse.float(), do, *others
 
     def poisoned(self, inputs):
         import torch
 
-        shaped = (*inputs[:3], *inputs[6:])
+        shaped = (*inputs[:3], *(x for x in inputs[6:] if x.is_floating_point()))
         return tuple(torch.full_like(x, float("nan"), memory_format=torch.contiguous_format) for x in shaped)
 
     def call(self, step, problem, inputs, outputs=None):
         more = FORWARD.asked(problem, inputs)
+        if problem.lengths is not None:
+            more["cu_seqlens_q"], more["cu_seqlens_k"] = inputs[6:8]
         return step.gradients(*inputs[:6], causal=problem.causal, scale=problem.scale, out=outputs, **more)
 
     def make_ready(self, step, problem, inputs, outputs):
-        asked = {"causal": problem.causal, "scale": problem.scale, **masks(problem)}
-        step.ready(*inputs[:6], out=outputs and outputs[:3], **asked)
+        if problem.lengths is None:  # packed sequences are made ready when they are called
+            asked = {"causal": problem.causal, "scale": problem.scale, **FORWARD.asked(problem, inputs)}
+            step.ready(*inputs[:6], out=outputs, **asked)
 
     def reference(self, problem, inputs):
         q, k, v, _, _, do, *_ = inputs
         more = FORWARD.asked(problem, inputs)
-        return reference.gradients_float64(q, k, v, do, problem.causal, problem.scale, **more)
+
+        def gradients(q, k, v, do):
+            return reference.gradients_float64(q, k, v, do, problem.causal, problem.scale, **more)
+
+        return _put_together(problem, gradients, q, k, v, do)
 
     def yardstick(self, problem, inputs, exact):
         """PyTorch's errors; where a gradient is zero everywhere, at least what float32 loses in its sums.
@@ -289,8 +300,16 @@ class Backward(Pass):
         With sinks, a window or a soft cap PyTorch's are the gradients of the formula, which never sees a rounded o. So
         the errors are at least those of float64 with D of the rounded o, as kernels have it.
         """
-        q, k, v, o, _, do, *sinks = inputs
-        own = reference.sdpa_gradients(q, k, v, do, problem.causal, problem.scale, *sinks, **masks(problem))
+        q, k, v, o, _, do, *_ = inputs
+        more = FORWARD.asked(problem, inputs)
+
+        def gradients(q, k, v, do):
+            return reference.sdpa_gradients(q, k, v, do, problem.causal, problem.scale, **more)
+
+        def of_rounded(q, k, v, do, o):
+            return reference.gradients_float64(q, k, v, do, problem.causal, problem.scale, **more, o=o)
+
+        own = _put_together(problem, gradients, q, k, v, do)
         lost = 2.0**-24 * problem.head_dim * abs(problem.effective_scale)
         for x in (do, v):
             lost *= x.abs().max().item()
@@ -298,11 +317,9 @@ class Backward(Pass):
         lost = (lost * k.abs().max().item(), lost * q.abs().max().item() * queries, 0.0)
         errors = [accuracy.max_error(*pair) for pair in zip(own, exact, strict=True)]
         found = tuple(e if x.any() else max(e, least) for e, x, least in zip(errors, exact, lost))
-        more = masks(problem) | ({"sinks": sinks[0]} if sinks else {})
         if not more:
             return found
-        more["o"] = o
-        rounded = reference.gradients_float64(q, k, v, do, problem.causal, problem.scale, **more)
+        rounded = _put_together(problem, of_rounded, q, k, v, do, o)
         least = [accuracy.max_error(*pair) for pair in zip(rounded, exact, strict=True)]
         return tuple(map(max, (*found, *errors[3:]), least))
 
@@ -322,6 +339,26 @@ class Backward(Pass):
         if check and problem.features:  # PyTorch's gradients are those of the formula, a head at a time, in float32
             checking += 5 * 4 * problem.batch * problem.seq_len_q * problem.seq_len_kv
         return self.tensor_bytes(problem) + 8 * problem.batch * queries * problem.value_dim + checking
+
+
+def _each(problem: Problem, q, k, v, *of_queries) -> list[tuple]:
+    """(q, k, v, *of_queries) of every sequence: of packed ones the parts, each as a batch of one."""
+    if problem.lengths is None:
+        return [(q, k, v, *of_queries)]
+    parts = split(*map(as_batch, (q, k, v)), problem.pairs_of_lengths)
+    beside = [as_batch(x).split(problem.lengths, dim=2) for x in of_queries]
+    return [(*part, *others) for part, *others in zip(parts, *beside)]
+
+
+def _put_together(problem: Problem, gradients: Callable, q, k, v, *of_queries) -> tuple:
+    """(dq, dk, dv, *dsinks) that ``gradients`` makes of ``_each``."""
+    import torch
+
+    found = [gradients(*one) for one in _each(problem, q, k, v, *of_queries)]
+    if problem.lengths is None:
+        return found[0]
+    dq, dk, dv, *dsinks = zip(*found)
+    return *(as_packed(torch.cat(x, dim=2)) for x in (dq, dk, dv)), *(sum(x) for x in dsinks)
 
 
 class Paged(Pass):

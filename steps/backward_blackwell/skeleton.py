@@ -11,7 +11,7 @@ from typing import ClassVar
 from steps.backward_blackwell import keys, queries
 from steps.backward_blackwell.lib import prepare
 from steps.backward_blackwell.variant import CTAS, OF_KEYS, OF_QUERIES, ROW_WARPS, ROWS, WARPS, Rows, Variant
-from steps.backward_hopper.launching import TmaGradients
+from steps.backward_hopper.launching import TmaGradients, of_sinks
 from steps.blackwell.skeleton import TARGETS, OnBlackwell, fitting
 from steps.core.fused import hole, tiles_visited, too_long_to_simulate
 from steps.core.launch import gluon_launcher, in_a_row
@@ -92,7 +92,7 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
         """As ``kernels_ready``, for both large kernels: each with its constants."""
         import torch
 
-        q, k, v, o, lse, do, dq, dk, dv = tensors
+        q, k, v, o, lse, do, dq, dk, dv, *sinks = tensors
         device, shape = q.device, (2 * problem.batch * problem.heads, padded(problem))
 
         def scratch():
@@ -119,11 +119,12 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
         ):
             how, passed = {"simulated": self.made_for, "ctas": CTAS}, (*arguments, *constants)
             launched.append(gluon_launcher(kernel, clusters(problem), passed, WARPS, device, range(moving), **how))
-        names = ["q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "numbers"]
+        names = ["q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", *["dsinks", "sinks"][: len(sinks)], "numbers"]
         launches = [
             (preparing, ["o", "do", "lse", "numbers"]),
             (launched[0], ["q", "q", "k", "v", "do", "do", "numbers", "dk", "dv"]),
             (launched[1], ["q", "k", "k", "v", "do", "numbers", "dq"]),
+            *of_sinks(sinks, numbers, problem, padded(problem), simulated=self.made_for),
         ]
         return in_a_row([(run, [names.index(x) for x in which]) for run, which in launches], scratch, device)
 

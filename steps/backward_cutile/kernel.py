@@ -14,6 +14,8 @@ import math
 
 import cuda.tile as ct
 
+from steps.cutile.kernel import find
+
 INVERSE_LN2 = 1 / math.log(2)
 
 
@@ -115,9 +117,35 @@ def make_prepare(variant):
     return prepare
 
 
-def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
+def make_gradient_of_sinks(variant):
+    """dsinks: for each head minus the sum over its rows of the sink's weight, exp(sink - lse), times D.
+
+    A block has one head. The order of the sum is always the same.
+    """
+
+    def gradient_of_sinks(DSinks, Sinks, LSE, RowSum):
+        head = ct.bid(0)
+        sink = ct.astype(ct.load(Sinks, (head,), (1,)), ct.float32) * INVERSE_LN2
+        sums = ct.zeros((variant.tile.query,), ct.float32)
+        for batch in range(LSE.shape[0]):
+            for i in range(ct.cdiv(LSE.shape[2], variant.tile.query)):
+                lse = load_lse(LSE, batch, head, i, variant.tile.query, variant)
+                if not variant.prepared:
+                    lse = lse * INVERSE_LN2
+                row_sum = load_numbers(RowSum, batch, head, i, variant.tile.query, ct.PaddingMode.ZERO)
+                sums = sums + ct.exp2(sink - lse) * row_sum
+        ct.store(DSinks, (head,), ct.astype(-ct.sum(sums, axis=0, keepdims=True), DSinks.dtype))
+
+    return gradient_of_sinks
+
+
+def of_sequence(X, begins, which):
+    """The rows of one sequence, of an array of packed sequences [1, heads, tokens, ...], as if there were no others."""
+    return X.slice(2, ct.load(begins, (which,), ()), ct.load(begins, (which + 1,), ()))
+
+
+def gradients_of_keys(j, kv_head, batch, Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
     """dK and dV of one tile of keys, from all queries that see them; with atomics also these keys' part of dQ."""
-    j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
     k = load_rows(K, batch, kv_head, j, variant.tile.key, variant.head_dim)
     v = load_rows(V, batch, kv_head, j, variant.tile.key, variant.head_dim)
     d_key = ct.zeros((variant.tile.key, variant.head_dim), ct.float32)
@@ -190,16 +218,32 @@ def iteration_of_keys(
 
 
 def make_gradients_of_keys(variant):
-    """The kernel for dK and dV, and with ``variant.atomics`` for dQ, which it adds to an array of zeros in float32."""
-    if variant.atomics:
+    """The kernel for dK and dV, and with ``variant.atomics`` for dQ, which it adds to an array of zeros in float32.
+
+    Of packed sequences it takes where those of the queries and of the keys begin (``tutorial_lib.packing``).
+    """
+    if variant.sequences:
+
+        def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale, begins_q, begins_k):
+            which, j = find(ct.bid(0), begins_k, variant)
+            Q, DO = of_sequence(Q, begins_q, which), of_sequence(DO, begins_q, which)
+            LSE, RowSum = of_sequence(LSE, begins_q, which), of_sequence(RowSum, begins_q, which)
+            K, V = of_sequence(K, begins_k, which), of_sequence(V, begins_k, which)
+            DK, DV = of_sequence(DK, begins_k, which), of_sequence(DV, begins_k, which)
+            if j * variant.rows < K.shape[2]:
+                gradients_of_keys(j, ct.bid(1), 0, Q, K, V, DO, LSE, RowSum, None, DK, DV, scale, variant)
+
+    elif variant.atomics:
 
         def fmha_backward(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale):
-            gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant)
+            j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+            gradients_of_keys(j, kv_head, batch, Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant)
 
     else:
 
         def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale):
-            gradients_of_keys(Q, K, V, DO, LSE, RowSum, None, DK, DV, scale, variant)
+            j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+            gradients_of_keys(j, kv_head, batch, Q, K, V, DO, LSE, RowSum, None, DK, DV, scale, variant)
 
     return fmha_backward
 
@@ -215,53 +259,76 @@ def make_scaled(variant):
     return scaled
 
 
-def make_gradients_of_queries(variant):
-    """The kernel for dQ, where it has one of its own: a block has one tile of queries, and adds to nobody else's."""
-
-    def fmha_backward_queries(Q, K, V, DO, LSE, RowSum, DQ, scale):
-        i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
-        if variant.longest_first:
-            i = ct.num_blocks(0) - 1 - i  # under a causal mask later queries see more keys
-        kv_head = head // variant.group_size
-        seq_len_kv = K.shape[2]
-        q = load_rows(Q, batch, head, i, variant.tile.query, variant.head_dim)
-        do = load_rows(DO, batch, head, i, variant.tile.query, variant.head_dim)
-        lse = load_lse(LSE, batch, head, i, variant.tile.query, variant)[:, None]
-        row_sum = load_numbers(RowSum, batch, head, i, variant.tile.query, ct.PaddingMode.ZERO)[:, None]
-        d_query = ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
-        end = ct.cdiv(seq_len_kv, variant.tile.key)
+def gradients_of_queries(i, head, batch, Q, K, V, DO, LSE, RowSum, DQ, scale, variant):
+    """dQ of one tile of queries, from all keys that they see."""
+    kv_head = head // variant.group_size
+    seq_len_kv = K.shape[2]
+    q = load_rows(Q, batch, head, i, variant.tile.query, variant.head_dim)
+    do = load_rows(DO, batch, head, i, variant.tile.query, variant.head_dim)
+    lse = load_lse(LSE, batch, head, i, variant.tile.query, variant)[:, None]
+    row_sum = load_numbers(RowSum, batch, head, i, variant.tile.query, ct.PaddingMode.ZERO)[:, None]
+    d_query = ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
+    end = ct.cdiv(seq_len_kv, variant.tile.key)
+    if variant.causal:
+        end = min(end, ct.cdiv((i + 1) * variant.tile.query, variant.tile.key))
+    begin = 0
+    if variant.window:
+        begin = max(0, i * variant.tile.query + 1 - variant.window) // variant.tile.key
+    if variant.mask_loops:
+        cut = end  # what the mask cuts begins here
         if variant.causal:
-            end = min(end, ct.cdiv((i + 1) * variant.tile.query, variant.tile.key))
-        begin = 0
+            cut = min(cut, (i * variant.tile.query + 1) // variant.tile.key)
+        if variant.ragged:
+            cut = min(cut, seq_len_kv // variant.tile.key)
         if variant.window:
-            begin = max(0, i * variant.tile.query + 1 - variant.window) // variant.tile.key
-        if variant.mask_loops:
-            cut = end  # what the mask cuts begins here
+            cut = begin
+        for j in range(begin, cut):
+            d_query = iteration_of_queries(
+                K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, False, scale, variant
+            )
+        for j in range(cut, end):
+            d_query = iteration_of_queries(
+                K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, True, scale, variant
+            )
+    else:
+        for j in range(begin, end):
+            masked = (j + 1) * variant.tile.key > seq_len_kv
             if variant.causal:
-                cut = min(cut, (i * variant.tile.query + 1) // variant.tile.key)
-            if variant.ragged:
-                cut = min(cut, seq_len_kv // variant.tile.key)
+                masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
             if variant.window:
-                cut = begin
-            for j in range(begin, cut):
-                d_query = iteration_of_queries(
-                    K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, False, scale, variant
-                )
-            for j in range(cut, end):
-                d_query = iteration_of_queries(
-                    K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, True, scale, variant
-                )
-        else:
-            for j in range(begin, end):
-                masked = (j + 1) * variant.tile.key > seq_len_kv
-                if variant.causal:
-                    masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
-                if variant.window:
-                    masked = True
-                d_query = iteration_of_queries(
-                    K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, masked, scale, variant
-                )
-        store_rows(DQ, batch, head, i, d_query * scale)
+                masked = True
+            d_query = iteration_of_queries(
+                K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, masked, scale, variant
+            )
+    store_rows(DQ, batch, head, i, d_query * scale)
+
+
+def make_gradients_of_queries(variant):
+    """The kernel for dQ, where it has one of its own: a block has one tile of queries, and adds to nobody else's.
+
+    Of packed sequences it takes where they begin, as the one for dK and dV does.
+    """
+    if variant.sequences:
+
+        def fmha_backward_queries(Q, K, V, DO, LSE, RowSum, DQ, scale, begins_q, begins_k):
+            number = ct.bid(0)
+            if variant.longest_first:
+                number = ct.num_blocks(0) - 1 - number  # under a causal mask later queries see more keys
+            which, i = find(number, begins_q, variant)
+            Q, DO = of_sequence(Q, begins_q, which), of_sequence(DO, begins_q, which)
+            LSE, RowSum = of_sequence(LSE, begins_q, which), of_sequence(RowSum, begins_q, which)
+            K, V = of_sequence(K, begins_k, which), of_sequence(V, begins_k, which)
+            DQ = of_sequence(DQ, begins_q, which)
+            if i * variant.rows < Q.shape[2]:
+                gradients_of_queries(i, ct.bid(1), 0, Q, K, V, DO, LSE, RowSum, DQ, scale, variant)
+
+    else:
+
+        def fmha_backward_queries(Q, K, V, DO, LSE, RowSum, DQ, scale):
+            i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+            if variant.longest_first:
+                i = ct.num_blocks(0) - 1 - i
+            gradients_of_queries(i, head, batch, Q, K, V, DO, LSE, RowSum, DQ, scale, variant)
 
     return fmha_backward_queries
 

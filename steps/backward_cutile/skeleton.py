@@ -22,12 +22,13 @@ from steps.core.step import target_of
 from steps.core.tiles import BlockShape, Tile
 from steps.core.work import Work, places
 from steps.cutile.launching import Part, compiled_when_launched, launcher
-from steps.cutile.skeleton import array
+from steps.cutile.skeleton import array, power_of_two
 from tutorial_lib.problem import Problem
 
 Kernel = Literal["keys", "queries"]  # which blocks own
 ROWS = Tile(64, 64)  # of the small kernels, whose blocks take as many queries
 SMALL = BlockShape(ROWS)
+OF_SINKS = BlockShape(Tile(2048, 64), warps=8)  # rows that a block of a head's sink loads at once
 OWN_KERNEL = "a kernel of its own"
 ORDERS = {
     "ordered atomics": ct.MemoryOrder.ACQ_REL,
@@ -61,12 +62,14 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
     keys: BlockShape | None = hole(default=None, none="by the launch rule")
     queries: BlockShape | None = hole(default=None, none="by the launch rule")
 
-    takes: ClassVar[tuple[str, ...]] = ("window", "softcap", "sinks")
+    takes: ClassVar[tuple[str, ...]] = ("window", "softcap", "lengths", "sinks")
     shown: ClassVar[str] = "The kernel whose blocks own keys (steps/backward_cutile/kernel.py has the others)"
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
+        if problem.lengths is not None and self.adds:
+            return "takes packed sequences where dQ has a kernel of its own"
         if max(problem.seq_len_q, problem.seq_len_kv) * problem.heads * problem.head_dim >= 2**31:
             return "heads * seq_len * head_dim must be below 2^31 (cuTile holds strides in 32 bits)"
         return None
@@ -105,7 +108,8 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
     def counted_kernels(self, problem: Problem) -> int:
         return 1 if self.adds else 2
 
-    def variant(self, problem: Problem, tile: Tile) -> Variant:
+    def variant(self, problem: Problem, tile: Tile, rows: int = 0) -> Variant:
+        """The constants of a kernel; rows: of the tiles that its blocks own, where sequences are packed."""
         return Variant(
             weigh=self.weigh,
             atomics=ORDERS[self.d_query],
@@ -113,13 +117,15 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
             head_dim=self.in_tiles(problem).head_dim,
             group_size=problem.group_size,
             causal=problem.causal,
-            ragged=problem.seq_len_kv % tile.key != 0,
+            ragged=problem.lengths is not None or problem.seq_len_kv % tile.key != 0,
             mask_loops=self.mask_loops,
             longest_first=self.longest_first and problem.causal,
             prepared=self.prepared,
             window=problem.window,
             softcap=problem.softcap,
             leaves_unseen=problem.causal and problem.group_size > 1 and self.d_query == "ordered atomics",
+            sequences=power_of_two(len(problem.lengths)) if problem.lengths else 0,
+            rows=rows if problem.lengths else 0,
         )
 
     def work(self, problem: Problem, arch: str) -> Work:
@@ -129,8 +135,7 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
         return Work.of_keys(problem, step.keys.tile, problem.kv_heads, held, self.in_tiles(problem).head_dim)
 
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
-        step = self.configured(problem, arch)
-        return _gradients_of_keys(step.variant(problem, step.keys.tile)), {}
+        return self.configured(problem, arch).kernel("keys", problem)[1], {}
 
     def make_ready(self, problem, tensors, out):
         return self.make_kernel_ready(self.entry(problem, target_of(tensors[0].device))[0], problem, tensors, out)
@@ -141,36 +146,45 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
 
         device, scale = tensors[0].device, problem.effective_scale
         step = self.configured(problem, target_of(device))
-        own = [driver.places_like(x) for x in tensors[:3]]
+        own = [driver.places_like(x) for x in (*tensors[:3], *tensors[6:])]
 
         def scaled_last(*tensors) -> tuple:
-            return *tensors, scale
+            """The scale behind all but where sequences begin."""
+            end = len(tensors) - len(begins)
+            return *tensors[:end], scale, *tensors[end:]
 
-        # Of a call: its tensors, the gradients, and where dQ is added up, zeros; behind them what rows are made ready.
-        q, k, v, o, lse, do, dq, dk, dv = range(9)
-        added = [9] if step.adds else []
-        row_sum, ready_lse = 9 + len(added), 10 + len(added)
+        # Of a call: its tensors, the gradients, (dsinks, sinks), where packed sequences begin, and zeros, where dQ is
+        # added up; behind them what rows are made ready.
+        q, k, v, o, lse, do, dq, dk, dv, *of_sinks = range(11 if problem.sinks else 9)
+        behind = 9 + len(of_sinks)
+        begins = (behind, behind + 1) if problem.lengths else ()
+        added = [behind + len(begins)] if step.adds else []
+        row_sum = behind + len(begins) + len(added)
+        ready_lse = row_sum + 1
         of_rows, read = (o, do, row_sum), (q, k, v, do, lse, row_sum)
         if step.prepared:
             of_rows, read = (o, do, lse, row_sum, ready_lse), (q, k, v, do, ready_lse, row_sum)
-        rows, variant = grid(problem, ROWS), step.variant(problem, ROWS)
+        rows, variant = (-(-problem.seq_len_q // ROWS.query), problem.heads, problem.batch), step.variant(problem, ROWS)
         blocks, _, shape = step.kernel("keys", problem)
         parts = [
             Part(rows, (_prepare if step.prepared else _row_sums)(variant), SMALL, lambda *tensors: tensors, of_rows),
-            Part(blocks, function, shape, scaled_last, (*read, *added, dk, dv)),
+            Part(blocks, function, shape, scaled_last, (*read, *added, dk, dv, *begins)),
         ]
         if step.adds:
             parts.append(Part(rows, _scaled(variant), SMALL, scaled_last, (*added, dq)))
         else:
-            parts.append(Part(*step.kernel("queries", problem), scaled_last, (*read, dq)))
+            parts.append(Part(*step.kernel("queries", problem), scaled_last, (*read, dq, *begins)))
+        if problem.sinks:
+            function, numbers = _gradient_of_sinks(step.variant(problem, OF_SINKS.tile)), read[4:]
+            parts.append(Part((problem.heads, 1, 1), function, OF_SINKS, lambda *x: x, (*of_sinks, *numbers)))
 
         line = driver.places_like(tensors[4])
         run = launcher(parts, device, lambda: (line(), line()) if step.prepared else (line(),))
 
-        def launch(q, k, v, o, lse, do, out):
+        def launch(q, k, v, o, lse, do, out, *more):
             gradients = out or tuple(place() for place in own)
             sums = (torch.zeros_like(q, dtype=torch.float32, memory_format=torch.contiguous_format),) if added else ()
-            run(q, k, v, o, lse, do, *gradients, *sums)
+            run(q, k, v, o, lse, do, *gradients, *more, *sums)
             return gradients
 
         return launch
@@ -178,10 +192,14 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
     def kernel(self, name: Kernel, problem: Problem) -> tuple[tuple[int, int, int], Callable, BlockShape]:
         """The kernel whose blocks own keys, or queries: how many blocks, the function, and how it is compiled."""
         if name == "keys":
-            blocks = (-(-problem.seq_len_kv // self.keys.tile.key), problem.kv_heads, problem.batch)
-            return blocks, _gradients_of_keys(self.variant(problem, self.keys.tile)), self.keys
+            tile = self.keys.tile
+            tiles = -(-problem.seq_len_kv // tile.key)
+            if problem.lengths is not None:  # each may need one more than whole ones
+                tiles = problem.seq_len_kv // tile.key + len(problem.lengths)
+            blocks = (tiles, problem.kv_heads, problem.batch)
+            return blocks, _gradients_of_keys(self.variant(problem, tile, tile.key)), self.keys
         tile = self.queries.tile
-        return grid(problem, tile), _gradients_of_queries(self.variant(problem, tile)), self.queries
+        return grid(problem, tile), _gradients_of_queries(self.variant(problem, tile, tile.query)), self.queries
 
     def compile(self, problem, arch="sm_90"):
         """The kernel for keys. Where dQ has a kernel of its own it is one of two, and no model of the step."""
@@ -219,12 +237,14 @@ def signature(name: Kernel, problem: Problem, adds: bool) -> KernelSignature:
     written = [queries]
     if name == "keys":
         written = [array((*rows, problem.head_dim), ct.float32)] * adds + [keys, keys]
-    parameters = [queries, keys, keys, queries, numbers, numbers, *written, ScalarConstraint(ct.float32)]
+    begins = [array((len(problem.lengths) + 1,), ct.int32)] * 2 if problem.lengths else []
+    parameters = [queries, keys, keys, queries, numbers, numbers, *written, ScalarConstraint(ct.float32), *begins]
     return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha_backward")
 
 
 _row_sums = cache(kernel.make_row_sums)
 _prepare = cache(kernel.make_prepare)
 _scaled = cache(kernel.make_scaled)
+_gradient_of_sinks = cache(kernel.make_gradient_of_sinks)
 _gradients_of_keys = cache(kernel.make_gradients_of_keys)
 _gradients_of_queries = cache(kernel.make_gradients_of_queries)

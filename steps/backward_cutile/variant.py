@@ -33,3 +33,5 @@ class Variant:
     leaves_unseen: bool
     window: int | None = None  # of ``Problem``, as softcap
     softcap: float | None = None
+    sequences: int = 0  # a power of two: packed, at most so many; 0: not packed
+    rows: int = 0  # of packed sequences: that a block owns, of keys or of queries

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from steps.backward_hopper.rows import SINK_WARPS, gradient_of_sinks
 from steps.core.driver import places_like
 from steps.core.fused import FusedStep
 from steps.core.gradients import GradientStep
+from steps.core.launch import gluon_launcher
 from steps.gluon.tensors import contiguous_copy
 from steps.hopper.launching import describable
 from tutorial_lib.problem import Problem
@@ -24,7 +26,10 @@ class TmaGradients(GradientStep, FusedStep):
         raise NotImplementedError
 
     def kernels_ready(self, kernel, constants: tuple, problem: Problem, tensors: tuple):
-        """``run(q, k, v, o, lse, do, dq, dk, dv)`` launches the kernels; tensors: those of the first call."""
+        """``run(q, k, v, o, lse, do, dq, dk, dv)`` launches the kernels; tensors: those of the first call.
+
+        Where the problem has sinks, (dsinks, sinks) stand behind these.
+        """
         raise NotImplementedError
 
     def make_ready(self, problem, tensors, out):
@@ -32,32 +37,44 @@ class TmaGradients(GradientStep, FusedStep):
 
     def make_kernel_ready(self, kernel, problem: Problem, tensors, out, *constants):
         """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take."""
-        fits = [describable(x) for x in (*tensors[:4], tensors[5])]
-        into = [out is not None and describable(x) for x in (out or ())] or [False] * 3
+        fits, sinks = [describable(x) for x in (*tensors[:4], tensors[5])], tensors[6:]
+        into = [x.is_contiguous() if x.ndim == 1 else describable(x) for x in out or ()] or [False] * 4
 
         def fitted(q, k, v, o, do):
             """The tensors as TMA takes them, or copies."""
             return [x if fit else contiguous_copy(x) for x, fit in zip((q, k, v, o, do), fits, strict=True)]
 
-        place_q, place_k, place_v = own = [places_like(x) for x in tensors[:3]]
+        place_q, place_k, place_v, *more = own = [places_like(x) for x in (*tensors[:3], *sinks)]
 
         def places(out):
-            """Where dQ, dK and dV are written."""
+            """Where dQ, dK and dV are written, and dsinks."""
             return [out[n] if into[n] else place() for n, place in enumerate(own)]
 
         q, k, v, o, do = fitted(*tensors[:4], tensors[5])
-        run = self.kernels_ready(kernel, constants, problem, (q, k, v, o, tensors[4], do, *places(out)))
+        run = self.kernels_ready(kernel, constants, problem, (q, k, v, o, tensors[4], do, *places(out), *sinks))
         as_they_are = all(fits)
 
-        def launch(q, k, v, o, lse, do, out):
+        def launch(q, k, v, o, lse, do, out, *sinks):
             if not as_they_are:
                 q, k, v, o, do = fitted(q, k, v, o, do)
             if out is None:
-                dq, dk, dv = place_q(), place_k(), place_v()
-                run(q, k, v, o, lse, do, dq, dk, dv)
-                return dq, dk, dv
+                made = place_q(), place_k(), place_v(), *[place() for place in more]
+                run(q, k, v, o, lse, do, *made, *sinks)
+                return made
             made = places(out)
-            run(q, k, v, o, lse, do, *made)
+            run(q, k, v, o, lse, do, *made, *sinks)
             return tuple(given if given is x else given.copy_(x) for given, x in zip(out, made, strict=True))
 
         return launch
+
+
+def of_sinks(sinks: tuple, numbers, problem: Problem, padded: int, **how) -> list[tuple]:
+    """The launch of the kernel for the sinks' gradient, with the names of its tensors; none without sinks.
+
+    sinks: (dsinks, sinks) or (). numbers: as ``rows.prepare`` makes them. how: as ``gluon_launcher``.
+    """
+    if not sinks:
+        return []
+    passed = (*sinks, numbers, problem.heads, problem.batch, padded)
+    run = gluon_launcher(gradient_of_sinks, (problem.heads, 1, 1), passed, SINK_WARPS, numbers.device, range(3), **how)
+    return [(run, ["dsinks", "sinks", "numbers"])]

@@ -7,6 +7,9 @@ from triton.experimental.gluon import language as gl
 
 from steps.gluon import names  # noqa: F401
 
+SINK_WARPS = 16  # of a block that adds up the gradient of a head's sink
+AT_ONCE = gl.constexpr(4096)  # rows that it loads at once: 8 a thread, as each waits for memory as long as for one
+
 
 @gluon.jit
 def prepare_rows(
@@ -166,3 +169,24 @@ def scaled(
         round_rows(
             Sums, DQ, dq_strides, scale, i, first_line + n, seq_len_q, padded, heads, variant.adding.by_tma, variant
         )
+
+
+@gluon.jit(do_not_specialize=["heads", "batches", "padded"])
+def gradient_of_sinks(DSinks, Sinks, Numbers, heads, batches, padded):
+    """A head's dsinks: minus the sum over its rows of the sink's weight, exp(sink - lse), times D.
+
+    It reads what is made ready of every query. Rows past the end have no weight. The order of the sum is always the
+    same.
+    """
+    INVERSE_LN2: gl.constexpr = 1.4426950408889634
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    head, lines, rows = gl.program_id(0), batches.to(gl.int64) * heads, batches * padded
+    sink = gl.full([AT_ONCE], gl.load(Sinks + head), gl.float32, LAYOUT) * INVERSE_LN2
+    sums = gl.full([AT_ONCE], 0.0, gl.float32, LAYOUT)
+    for first in range(0, rows, AT_ONCE):
+        row = first + gl.arange(0, AT_ONCE, LAYOUT)
+        there = row < rows
+        places = Numbers + ((row // padded).to(gl.int64) * heads + head) * padded + row % padded
+        lse = gl.load(places, mask=there, other=float("inf"))
+        sums += gl.exp2(sink - lse) * gl.load(places + lines * padded, mask=there, other=0.0)
+    gl.store(DSinks + head, -gl.sum(sums, 0))

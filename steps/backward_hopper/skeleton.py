@@ -11,7 +11,7 @@ from typing import ClassVar
 from steps.backward_hopper import adding as by
 from steps.backward_hopper import apart, lib, loop, roles, spare, together
 from steps.backward_hopper import products as with_wgmma
-from steps.backward_hopper.launching import TmaGradients
+from steps.backward_hopper.launching import TmaGradients, of_sinks
 from steps.backward_hopper.rows import first_head_first, prepare, scaled
 from steps.backward_hopper.variant import ROWS, WARPS, Variant
 from steps.core.fused import hole, too_long_to_simulate
@@ -293,7 +293,7 @@ class HopperGradients(TmaGradients):
     def kernels_ready(self, kernel, constants: tuple, problem: Problem, tensors: tuple):
         import torch
 
-        q, k, v, o, lse, do, dq, dk, dv = tensors
+        q, k, v, o, lse, do, dq, dk, dv, *sinks = tensors
         device, variant, padded = q.device, self.variant(problem), self.padded(problem)
         counts, lines = self.number_of_counts(problem), problem.batch * problem.heads
         tiles = padded // variant.tile.query
@@ -346,12 +346,14 @@ class HopperGradients(TmaGradients):
         scaling = _launcher(scaled, rows, passed, into, ROW_WARPS, device, 2, kept, early=variant.begin.early)
 
         summed, counted = ["sums of dk", "sums of dv"][: len(key_sums)], ["counts"][: len(counted)]
-        names = ["q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "numbers", "sums", *summed, *counted]
+        names = ["q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", *["dsinks", "sinks"][: len(sinks)]]
+        names += ["numbers", "sums", *summed, *counted]
         more = beyond("o", "lse", "do", "dq", "numbers", "sums", counted)
         launches = [
             (preparing, ["o", "do", "lse", "numbers", "sums", *counted]),
             (multiplying, ["q", "k", "v", "do", "numbers", "sums", *(summed or ("dk", "dv")), *more]),
             (scaling, ["sums", "dq", *summed, *(["dk", "dv"] if summed else [])]),
+            *of_sinks(sinks, numbers, problem, padded),
         ]
         return in_a_row([(run, [names.index(x) for x in which]) for run, which in launches], scratch, device)
 

@@ -56,6 +56,7 @@ GIVEN = f"Tensor q, Tensor k, Tensor v, {ASKED}"
 
 _launches = Launches()
 _trainings = Launches()
+_packed = Launches()  # (the step for gradients of packed sequences, or None,)
 
 
 def attention(
@@ -85,7 +86,7 @@ def attention(
     ``softcap``: a scaled score s becomes softcap * tanh(s / softcap), before the mask.
     ``cu_seqlens_q``, int32 ``[sequences + 1]`` on q's device: sequences are packed, q ``[tokens, Hq, D]``, k and v
     ``[tokens, Hkv, ...]``, o as q; it holds where each begins, and last the number of tokens. ``cu_seqlens_k`` says the
-    same of the keys, None: as of the queries. A step checks what both hold at the first call of a kind, all else at
+    same of the keys, None: as of the queries. A step checks what both hold at the first call of a kind, PyTorch at
     every call, for which the host waits for the device.
     ``sinks`` ``[Hq]``, float32, float16 or bfloat16: one more logit for every query of a head, which is not scaled,
     takes part in the softmax's sum, and has no value. It has a gradient.
@@ -94,8 +95,8 @@ def attention(
 
     The choice is made once for every kind of call. Where no step is recorded to be as fast as PyTorch's own attention,
     on the CPU for one, that computes it; where a tensor requires gradients, both passes must have such a step. What
-    PyTorch's own does not know, and gradients of all that is asked for beside causal and scale, PyTorch computes a tile
-    of queries at a time (``tutorial_lib.blockwise``). Memory grows with the length, and not with its square. Under
+    neither PyTorch's own nor a step knows, in one of the passes, PyTorch computes a tile of queries at a time
+    (``tutorial_lib.blockwise``). Memory grows with the length, and not with its square. Under
     ``torch.use_deterministic_algorithms`` gradients come from a step that gives the same bits every time, or from
     PyTorch.
 
@@ -532,6 +533,7 @@ def _gradients(
     asked, repeats = Asked(causal, scale, window, right, softcap, cu_seqlens_q, cu_seqlens_k, sinks), _must_repeat()
     if dlse is None and (step := _backward_step(q, k, v, asked, repeats)):
         more = {"window": window, "softcap": softcap, "sinks": sinks if of_sinks else None}
+        more |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
         if has_long_strides(q, k, v) and not step.takes_long_strides:
             q, k, v = packed_tight(q, k, v)
         made = step.gradients(q, k, v, o, lse, do.contiguous(), causal, scale, **more)
@@ -548,9 +550,15 @@ def _backward_step(q, k, v, asked: Asked, repeats: bool) -> Step | None:
     if not has_more(asked):
         plain_pair = _trained(q, k, v, asked, repeats) and training(Problem.of(q, k, v, *asked[:2]), target, repeats)
         return plain_pair.backward if plain_pair else None
-    if asked.cu_seqlens_q is not None or not for_steps(asked):
+    if not for_steps(asked):
         return None
-    return _backward_of_more(replace(problem_of(q, k, v, asked), scale=None), target, repeats)
+    if asked.cu_seqlens_q is None:
+        return _backward_of_more(replace(problem_of(q, k, v, asked), scale=None), target, repeats)
+    kind = _kind(q, k, v, asked, False, False)
+    if (found := _packed.find(kind)) is None:  # lengths do not decide this, and are read once
+        found = (_backward_of_more(replace(problem_of(q, k, v, asked), scale=None), target, repeats),)
+        _packed.keep(kind, found)
+    return found[0]
 
 
 @lru_cache(maxsize=KEPT)

@@ -212,6 +212,7 @@ def gluon_launcher(
     rewrite: bool = False,
     early: bool = False,
     overtaken: bool = False,
+    registers: int | None = None,
 ) -> Callable[..., None]:
     """``run(q, k, v, o)`` launches a Gluon kernel as compiled for these arguments; on the CPU, the simulator.
 
@@ -220,7 +221,8 @@ def gluon_launcher(
     cluster; ``blocks`` counts clusters. neighbours: blocks of a cluster of which Triton does not know
     (``tutorial_lib.multicast``); ``blocks`` counts blocks, and Triton cannot launch it. rewrite: the kernel's PTX asks
     to be rewritten (``tutorial_lib.rewriting``). early: it may begin when the kernel launched before it lets it, and
-    waits for that where it has to. overtaken: the next one is such a kernel. The simulator raises KernelError also for
+    waits for that where it has to. overtaken: the next one is such a kernel. registers: of a thread, at most, as
+    several blocks shall share an SM. The simulator raises KernelError also for
     a race, which a GPU might not show.
     """
     if device.type == "cpu":
@@ -238,7 +240,7 @@ def gluon_launcher(
 
         with torch.cuda.device(device):
             with ptxas.chosen_for(architecture_of(device)), rewriting.written_into_ptx() if rewrite else nullcontext():
-                compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps, **compiled_how(ctas))
+                compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps, **compiled_how(ctas, registers))
             run = compiled[blocks]  # loads the code, too
         try:
             launched = driver.Kernel(compiled, blocks, arguments, moving, neighbours, early)

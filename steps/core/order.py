@@ -98,7 +98,7 @@ class Order:
         blocks = min(number, gpu.multiprocessors if gpu else number)
         return number, blocks + 1
 
-    def lists(self, problem: Problem, tile: Tile, arch: str, together: int = 1) -> str | None:
+    def lists(self, problem: Problem, tile: Tile, arch: str, a_processor: int = 1, together: int = 1) -> str | None:
         """A fingerprint of the lists on the reference GPU of ``arch``, where ``balanced_tail`` makes them others; else
         None.
 
@@ -107,10 +107,8 @@ class Order:
         gpu = REFERENCE_GPUS.get(arch)
         if not (self.balanced_tail and gpu):
             return None
-        evenly, before = (
-            deal(problem, tile, max(1, gpu.multiprocessors // together), self.section_bytes, balanced_tail)
-            for balanced_tail in (True, False)
-        )
+        held = max(1, a_processor * gpu.multiprocessors // together)
+        evenly, before = (deal(problem, tile, held, self.section_bytes, balanced) for balanced in (True, False))
         return None if evenly == before else hashlib.sha256(repr(evenly).encode()).hexdigest()[:16]
 
     def number(self, problem: Problem, tile: Tile, arch: str, a_processor: int = 1, together: int = 1) -> int:

@@ -86,7 +86,12 @@ def saves_a_tenth_of_rows(problem: Problem) -> bool:
     return rows >= 1.1 * fewer
 
 
-WHERE = {"few_blocks": few_blocks, "saves_a_tenth_of_rows": saves_a_tenth_of_rows}
+def narrow_window(problem: Problem) -> bool:
+    """Whether a query sees no more than four tiles of 64 keys, and parts of others."""
+    return problem.window is not None and problem.window <= 256
+
+
+WHERE = {f.__name__: f for f in (few_blocks, saves_a_tenth_of_rows, narrow_window)}
 
 
 def shared_kib(arch: str) -> int:

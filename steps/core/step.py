@@ -190,7 +190,7 @@ class Step:
             return_lse = flag("return_lse", return_lse)
         features: dict = {"window": window, "softcap": softcap}
         read = begins and (self.reads_lengths or q.device.type == "cpu")  # where nobody waits for it
-        lengths = _lengths(begins, q, k) if read else None
+        lengths = read_lengths(begins, q, k) if read else None
         try:
             kind = kind_of(q, k, v, causal, scale, out)
             if return_lse or begins or window is not None or softcap is not None:
@@ -206,7 +206,7 @@ class Step:
         if launch := self.launches.find(kind):
             return launch
         if begins:
-            features["lengths"], features["lengths_kv"] = lengths or _lengths(begins, q, k)
+            features["lengths"], features["lengths_kv"] = lengths or read_lengths(begins, q, k)
         if sinks is not None:
             features["sinks"] = True
         return self._made_ready(kind, q, k, v, causal, scale, out, return_lse, features, sinks)
@@ -359,7 +359,7 @@ class Step:
         return [self.change]
 
 
-def _lengths(begins: tuple, q, k) -> tuple:
+def read_lengths(begins: tuple, q, k) -> tuple:
     """Lengths of packed queries and keys; raises ValueError for what cu_seqlens must not hold."""
     each = zip(("cu_seqlens_q", "cu_seqlens_k"), begins, (q, k))
     return tuple(packing.read_lengths(name, cu, x.shape[2]) for name, cu, x in each)

@@ -102,11 +102,16 @@ def check_out(name: str, out, like, width: int | None = None) -> None:
     raise ValueError(f"{wanted}, each number in memory of its own, got strides {tuple(out.stride())}, {type(out)}")
 
 
-def sinks_in_float32(sinks):
-    """Attention sinks as kernels read them, contiguous. Raises ValueError for what is no tensor of their dtypes."""
+def contiguous_sinks(sinks):
+    """Attention sinks with their numbers in a row. Raises ValueError for what is no tensor of their dtypes."""
     [sinks] = plain(sinks=sinks)
     check_type_of_sinks(sinks)
-    return sinks.float().contiguous()
+    return sinks.contiguous()
+
+
+def sinks_in_float32(sinks):
+    """Likewise, as forward kernels read them."""
+    return contiguous_sinks(sinks).float()
 
 
 def check_type_of_sinks(sinks) -> None:

@@ -57,8 +57,9 @@ class Work:
     @classmethod
     def of_keys(cls, problem: Problem, tile: Tile, heads: int, held: int, head_dim: int) -> Work:
         """The work of a backward pass, whose blocks own tiles of keys of so many heads of a sequence."""
-        blocks, group = range(-(-problem.seq_len_kv // tile.key)), problem.heads // heads
-        lengths = [queries_seen(problem, tile, j) * group for j in blocks]
+        group, sequences = problem.heads // heads, problem.sequences
+        tiles = ((each, j) for each in sequences for j in range(-(-each.seq_len_kv // tile.key)))
+        lengths = [queries_seen(each, tile, j) * group for each, j in tiles]
         rows = 2 * problem.batch * problem.heads * problem.seq_len_q  # of dQ: written, and read
         return cls.dealt(lengths, problem.batch * heads, held, True, tile, head_dim, rows=rows, kernels=3)
 

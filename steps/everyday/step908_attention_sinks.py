@@ -13,6 +13,11 @@ The backward pass needs no kernel of its own either. With this log-sum-exp the w
 dS = P (dP - delta). The gradient of a sink is minus the sum of exp(sink - lse) * delta over all rows of its head
 (``steps.core.gradients``).
 
+``warpgroup_per_query_head``, inside this step, is for windows of up to 256 keys. Two warpgroups that take 64 queries
+each, one behind the other, do not see the same keys: each computes or passes over a tile that is for the other. With
+grouped heads there is a better way. Each takes the same 64 queries of another head of the group, and both see the same
+tiles. The idea is that of FlashAttention-3's pack_gqa.
+
 ``cutile_sinks``, inside this step: the same in cuTile's kernel. ``sinks_next_softmax_first``: the same in the kernel of
 step next_softmax_first, which is for problems without a window, a soft cap or packed sequences.
 """
@@ -20,6 +25,7 @@ step next_softmax_first, which is for problems without a window, a soft cap or p
 from dataclasses import replace
 
 from steps.core.problems import HEADLINE
+from steps.core.rules import narrow_window
 from steps.everyday import step905_pack_gqa, step907_hopper_soft_cap
 from steps.hopper import step208_next_softmax_first
 from tutorial_lib.problem import Problem
@@ -38,9 +44,26 @@ GPT_OSS = Problem(
     sinks=True,
 )
 
-STEP = step907_hopper_soft_cap.STEP.evolve(
+
+def narrow_window_of_pairs(problem: Problem) -> bool:
+    """The window is narrow, by its launch rule at head_dim 64, and two heads or more of a group share keys."""
+    return problem.head_dim == 64 and narrow_window(problem) and problem.group_size % 2 == 0
+
+
+WARPGROUP_PER_QUERY_HEAD = step907_hopper_soft_cap.STEP.evolve(
+    only_for=narrow_window_of_pairs,
+    name="warpgroup_per_query_head",
+    title="A warpgroup per query head",
+    change="Under a narrow window warpgroups take the same queries of several heads, which see the same tiles of keys.",
+    inside="attention_sinks",
+    default_problem=replace(GPT_OSS, sinks=False),
+    warpgroup_per_query_head=True,
+)
+
+STEP = WARPGROUP_PER_QUERY_HEAD.evolve(
     number=908,
     name="attention_sinks",
+    previous=step907_hopper_soft_cap.STEP,
     title="Attention sinks",
     change="The running maximum begins with the sink of the head, and the sum with the sink's weight.",
     default_problem=GPT_OSS,
@@ -65,4 +88,4 @@ SINKS_NEXT_SOFTMAX_FIRST = step208_next_softmax_first.STEP.evolve(
     takes=("sinks",),
 )
 
-INSIDE = (CUTILE_SINKS, SINKS_NEXT_SOFTMAX_FIRST)
+INSIDE = (WARPGROUP_PER_QUERY_HEAD, CUTILE_SINKS, SINKS_NEXT_SOFTMAX_FIRST)

@@ -140,8 +140,12 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
     left_out += [REWRITTEN] if variant.rewrite else []
     boxes = {"columns": variant.panel_columns, "value_columns": variant.value_dim}
     boxes |= {"output_columns": variant.output_columns}
-    values = of_order(step.order_for(problem), problem, variant.tile) | {
+    launched = step.launched(problem)
+    values = of_order(step.order_for(problem), launched, variant.tile) | {
         "ragged": variant.ragged,
+        "together": problem.heads // launched.heads,
+        "an_sm": step.blocks_an_sm(problem),
+        "registers": step.most_registers(problem),
         "own_rows": variant.rows,
         "tma": True,
         **{name: Raw("D") if width == problem.head_dim else width for name, width in boxes.items()},

@@ -15,6 +15,7 @@ from steps.hopper.lib import (
     await_tile,
     first_task,
     next_task,
+    own_head,
     pass_over_rest,
     query_of,
     query_tile_of,
@@ -42,6 +43,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
     issued = issue_scores(query_of(tiles.query, 0, warpgroup, variant), tiles.key, 0, variant)
     while n < last:
         query_tile, head, batch = query_tile_of(n, task, work, variant)
+        head = own_head(head, warpgroup, variant)
         query = query_of(tiles.query, query_iteration, warpgroup, variant)
         query = variant.queries.take(query, variant)
         accumulator, row_sum, iteration, last_iteration = attend_overlapped(

@@ -51,11 +51,25 @@ class TmaStep(FusedStep):
         """Clocks a K/V tile that shared memory is busy at least; None where that is not known."""
         return None
 
+    def launched(self, problem: Problem) -> Problem:
+        """What blocks, and the order of their tiles, follow: where a block has several heads, as if these were one."""
+        return problem
+
+    def blocks_an_sm(self, problem: Problem) -> int:
+        """Blocks that shall share an SM, and its registers; for each of them blocks stay, where blocks do."""
+        return 1
+
+    def most_registers(self, problem: Problem) -> int | None:
+        """Of a thread, at most; None: what a block alone may have."""
+        return None
+
     def work(self, problem: Problem, arch: str) -> Work:
         """What a launch has to do."""
         variant, ordered = self.variant(problem, arch), self.order_for(problem).persistent
-        held = places(arch, together=variant.neighbours * variant.ctas)
-        return Work.of_queries(problem, variant.tile, held, ordered, variant.tile, self.in_tiles(problem).head_dim)
+        held = places(arch, self.blocks_an_sm(problem), together=variant.neighbours * variant.ctas)
+        return Work.of_queries(
+            self.launched(problem), variant.tile, held, ordered, variant.tile, self.in_tiles(problem).head_dim
+        )
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return too_long_to_simulate(problem, self.variant(problem).tile)
@@ -90,10 +104,10 @@ class TmaStep(FusedStep):
 
         fitted = fit(q, k, v)
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
-        how = self.order_for(problem)
-        blocks, order = how.blocks(problem, variant.tile, q.device, together=variant.neighbours)
+        how, launched, an_sm = self.order_for(problem), self.launched(problem), self.blocks_an_sm(problem)
+        blocks, order = how.blocks(launched, variant.tile, q.device, an_sm, together=variant.neighbours)
         written = out if into_out else torch.empty(*q.shape[:3], problem.value_dim, dtype=q.dtype, device=q.device)
-        passed, place = arguments(*fitted, written, problem, scale, order, variant), places_like(written)
+        passed, place = arguments(*fitted, written, launched, scale, order, variant), places_like(written)
         begins, sinks = (), ()
         if problem.lengths is not None:
             begins = (torch.zeros(len(problem.lengths) + 1, dtype=torch.int32, device=q.device),) * 2
@@ -112,9 +126,10 @@ class TmaStep(FusedStep):
                 return (counter(),)
 
         moving = (*moving, *moved)
-        launched = (variant.neighbours * blocks, 1, 1)
+        grid_of_blocks = (variant.neighbours * blocks, 1, 1)
         asked = {"ctas": variant.ctas, "neighbours": variant.neighbours, "rewrite": variant.rewrite}
-        run = gluon_launcher(kernel, launched, passed, variant.warps, q.device, moving, self.made_for, **asked)
+        asked["registers"] = self.most_registers(problem)
+        run = gluon_launcher(kernel, grid_of_blocks, passed, variant.warps, q.device, moving, self.made_for, **asked)
 
         def plainly(q, k, v, _):
             """``launch`` where nothing but these is passed, for less of the host."""
@@ -145,7 +160,7 @@ class TmaStep(FusedStep):
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
         """As ``compile``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""
         self.refuse(problem, arch)
-        variant = self.variant(problem)
+        variant, launched = self.variant(problem), self.launched(problem)
         q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in shapes(problem))
         lists = [compiler.Placeholder((1,), "int32")] * 2
         begins = () if problem.lengths is None else lists
@@ -153,20 +168,21 @@ class TmaStep(FusedStep):
         _, last = last_arguments(kernel, problem, None, *begins, *sinks)
         compiled = compiler.compile_gluon(
             kernel,
-            (*arguments(q, k, v, o, problem, problem.effective_scale, lists, variant), *constants, *last),
+            (*arguments(q, k, v, o, launched, problem.effective_scale, lists, variant), *constants, *last),
             variant.warps,
             arch,
-            variant.tile.scores // (variant.ctas * variant.neighbours),
+            variant.tile.scores * (problem.heads // launched.heads) // (variant.ctas * variant.neighbours),
             compute_warps=self.compute_warps(variant),
             ctas=variant.ctas,
             rewrite=variant.rewrite,
+            registers=self.most_registers(problem),
         )
-        together, order = variant.ctas * variant.neighbours, self.order_for(problem)
+        together, order, an_sm = variant.ctas * variant.neighbours, self.order_for(problem), self.blocks_an_sm(problem)
         return replace(
             compiled,
-            lists=order.lists(problem, variant.tile, arch, together=variant.neighbours),
-            blocks=together * order.number(problem, variant.tile, arch, together=variant.neighbours),
-            kv_tiles=together * tiles_visited(problem, variant.tile),
+            lists=order.lists(launched, variant.tile, arch, an_sm, together=variant.neighbours),
+            blocks=together * order.number(launched, variant.tile, arch, an_sm, together=variant.neighbours),
+            kv_tiles=together * tiles_visited(launched, variant.tile),
             compute_groups=variant.warpgroups,
             shared_clocks=self.shared_clocks(problem),
         )

@@ -543,12 +543,23 @@ def own_row(row, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr
 
     In a pair each block has a half. Under a causal mask the upper half sees fewer keys, and blocks have it in turn.
     """
+    if variant.together > 1:
+        return row
     if variant.neighbours > 1:
         half = gl.program_id(0) % variant.neighbours
         if variant.causal:
             half = (half + query_iteration) % variant.neighbours
         row = row + half * (variant.warpgroups * variant.rows)
     return row + warpgroup * variant.rows
+
+
+@gluon.jit
+def own_head(head, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """The query head of a warpgroup, in a block of ``head``: where a block has several of a group, each has another."""
+    if variant.together > 1:
+        return head * variant.together + warpgroup
+    else:
+        return head
 
 
 @gluon.jit
@@ -559,7 +570,8 @@ def fetch_queries(arrays, tiles, barriers, head, batch, row, query_iteration, va
     full = barriers.query_full.index(query_stage)
     mbarrier.expect(full, WARPGROUPS * variant.panels * arrays.query.nbytes_per_cta)
     for warpgroup in gl.static_range(WARPGROUPS):
-        at = corner(batch, head, own_row(row, query_iteration, warpgroup, variant), 0, variant)
+        own = own_head(head, warpgroup, variant)
+        at = corner(batch, own, own_row(row, query_iteration, warpgroup, variant), 0, variant)
         if variant.in_panels:
             fetch_panels(arrays.query, tiles.query, full, at, query_stage * WARPGROUPS + warpgroup, variant)
         else:

@@ -252,7 +252,7 @@ def store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, row, variant:
         line = head.to(gl.int64) * (arrays.query.shape[1] - 1) + batch.begin  # that axis has tokens + 1
         store_lse(LSE + line, row_max, row_sum, 0, row, batch.length)
     else:
-        line = batch.to(gl.int64) * work.heads + head
+        line = batch.to(gl.int64) * (work.heads * variant.together) + head
         store_lse(LSE, row_max, row_sum, line, row, arrays.query.shape[2])
 
 

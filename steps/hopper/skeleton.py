@@ -25,6 +25,7 @@ from steps.hopper.variant import (
     THREE_GROUPS_REGISTERS,
     Variant,
     pieces_of,
+    registers_of,
 )
 from tutorial_lib import layouts
 from tutorial_lib.multicast import PAIR
@@ -48,6 +49,7 @@ class HopperStep(TmaStep):
     memory in panels, and where tiles are taken one by one and the next queries fit. free: when the slot of Q is free.
     softmax: with the wait for the PV product in it. sums: of rows. highest: the largest score of a row.
     pairs: two blocks on neighbouring SMs share what TMA brings of keys and values.
+    warpgroup_per_query_head: each warpgroup of a block has the same queries of another head of a group.
     hold: whether the warps of a group meet, and what holds the order of instructions where they do not. Where tiles are
     taken one by one, they meet.
     in_pieces: products take a head_dim between powers of two as two pieces (``steps.hopper.pieces``).
@@ -71,6 +73,7 @@ class HopperStep(TmaStep):
     sums: scores.Sums = hole(told=False, by_problem=True, default=scores.SUM_EACH_TILE)
     highest: Callable = hole(told=False, by_problem=True, default=scores.in_one_chain)
     pairs: bool = hole(told=False, by_problem=True, default=False)
+    warpgroup_per_query_head: bool = hole(told=False, by_problem=True, default=False)
     hold: lib.Hold = hole(told=False, by_problem=True, default=lib.WITH_MEETINGS)
     in_pieces: bool = hole(told=False, default=False)
     takes: tuple[str, ...] = hole(told=False, default=())
@@ -115,6 +118,21 @@ class HopperStep(TmaStep):
         generation = self.generation_for(problem)
         return generation if generation is one_by_one.fmha else kernel.fmha
 
+    def heads_together(self, problem: Problem) -> int:
+        """Query heads of a group that a block has, for each warpgroup another."""
+        step = self.for_problem(problem)
+        return step.groups if step.warpgroup_per_query_head else 1
+
+    def launched(self, problem: Problem) -> Problem:
+        return replace(problem, heads=problem.heads // self.heads_together(problem))
+
+    def blocks_an_sm(self, problem: Problem) -> int:
+        return rule_for("hopper", self.in_tiles(problem), DEFAULT_ARCH).choice.occupancy or 1
+
+    def most_registers(self, problem: Problem) -> int | None:
+        blocks = self.blocks_an_sm(problem)
+        return registers_of(self.for_problem(problem).groups, blocks)[0] if blocks > 1 else None
+
     def generation_for(self, problem: Problem) -> Callable:
         """What runs for ``problem``: in place of ``ahead`` ``epilogue_overlap``, where that cannot."""
         step = self.for_problem(problem)
@@ -129,27 +147,32 @@ class HopperStep(TmaStep):
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with, and the pieces."""
         step, generation, order = self.for_problem(problem), self.generation_for(problem), self.order_for(problem)
-        roles = generation is not one_by_one.fmha
+        roles, together = generation is not one_by_one.fmha, self.heads_together(problem)
         pieces, value_pieces = (pieces_of(d) if step.in_pieces else None for d in (problem.head_dim, problem.value_dim))
         problem = step.in_tiles(problem)
         panels = in_panels(problem)
         neighbours = PAIR if step.pairs else 1
-        tile = Tile(neighbours * step.groups * ROWS, launched(problem).key)
-        warpgroup_causal_bound = step.ends.own and problem.causal
+        tile = Tile(neighbours * step.groups * ROWS // together, launched(problem).key)
+        blocks_an_sm, registers = self.blocks_an_sm(problem), step.registers
+        if blocks_an_sm > 1:
+            registers = registers_of(step.groups, blocks_an_sm)[1]
+        elif step.groups == 3:
+            registers = THREE_GROUPS_REGISTERS
+        warpgroup_causal_bound = step.ends.own and problem.causal and together == 1
         downwards = warpgroup_causal_bound and step.walk == scores.DOWNWARDS
         ends = (lib.OWN_BEGINNING if downwards else step.ends) if warpgroup_causal_bound else lib.BLOCKS_END
         return Variant(
             tile=tile,
             head_dim=problem.head_dim,
             value_dim=max(step.columns(problem.value_dim), min(SWIZZLED, problem.head_dim)),
-            group_size=problem.group_size,
+            group_size=problem.group_size // together,
             causal=problem.causal,
             ragged=problem.lengths is not None or problem.seq_len_kv % tile.key != 0,
             groups=step.groups,
             warpgroups=step.groups if roles else 1,
             stages=STAGES,
             query_stages=2 if generation in (epilogue_overlap.consume, ahead.consume) else 1,
-            registers=THREE_GROUPS_REGISTERS if step.groups == 3 else step.registers,
+            registers=registers,
             schedule=step.schedule(order, problem, tile),
             consume=generation if roles else None,
             turns=step.turns,
@@ -170,6 +193,7 @@ class HopperStep(TmaStep):
             value_pieces=value_pieces,
             packed=problem.lengths is not None,
             sinks=problem.sinks,
+            together=together,
         )
 
     def schedule(self, order: Order, problem: Problem, tile: Tile) -> lib.Schedule:

@@ -23,6 +23,7 @@ GROUP_WARPS = 4  # of a warpgroup
 PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
 MOST_REGISTERS = 240  # with which two groups of 128 threads and the producer's four warps still share 65536
 THREE_GROUPS_REGISTERS = 160  # with which three do
+SM_REGISTERS = 65536
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,10 @@ class Variant:
     ``products`` and ``softmax``.
     """
 
-    tile: Tile  # of a block, or of both blocks of a pair
+    tile: Tile  # of a block, or of both blocks of a pair; queries of each head that it has
     head_dim: int  # columns of a tile of Q and K, of all its panels
     value_dim: int  # columns of a tile of V and of the output
-    group_size: int
+    group_size: int  # query heads that share keys; where a block has several, as many as blocks for them
     causal: bool
     ragged: bool  # the last tile of keys is not full
     groups: int  # warpgroups that compute, together or for themselves, of ROWS queries each
@@ -65,6 +66,7 @@ class Variant:
     panels: int = 1  # that Q and K have, of equal width (``steps.hopper.panels``)
     packed: bool = False  # sequences are packed into one tensor
     sinks: bool = False  # every query head has a sink
+    together: int = 1  # query heads of a group that a block has, each warpgroup another: all see the same keys
 
     def __post_init__(self):
         if self.walk == DOWNWARDS and self.neighbours > 1:
@@ -107,7 +109,7 @@ class Variant:
     @property
     def rows(self) -> int:
         """Queries of a warpgroup."""
-        return self.tile.query // (self.neighbours * self.warpgroups)
+        return self.tile.query * self.together // (self.neighbours * self.warpgroups)
 
     @property
     def warps(self) -> int:
@@ -194,6 +196,15 @@ class Variant:
     def ctas(self) -> int:
         """Blocks that work together."""
         return 1
+
+
+def registers_of(groups: int, blocks: int) -> tuple[int, int]:
+    """Registers of a thread where so many blocks share an SM: when a block begins, and of groups that compute.
+
+    The producer has a group of warps of its own, and gives back what it does not need. setmaxnreg takes multiples of 8.
+    """
+    begin = SM_REGISTERS // (blocks * 32 * GROUP_WARPS * (groups + 1)) // 8 * 8
+    return begin, (begin * (groups + 1) - PRODUCER_REGISTERS) // groups // 8 * 8
 
 
 def pieces_of(head_dim: int) -> tuple[int, int] | None:

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from steps.core.gradients import GradientStep
 from tutorial_lib import reference
+from tutorial_lib.packing import Packing
 from tutorial_lib.problem import BYTES_PER_ELEMENT, masks
 
 KEPT = 8  # forward passes that are remembered; a measurement lets so many sets of inputs take turns
@@ -31,14 +32,17 @@ class ForwardPasses:
     def __len__(self) -> int:
         return len(self._made)
 
-    def find(self, q, k, v, problem) -> tuple:
-        """(output, inputs) for these tensors as they are now; computed again where one of them was written to."""
+    def find(self, q, k, v, problem, **more) -> tuple:
+        """(output, inputs) for these tensors as they are now; computed again where one of them was written to.
+
+        more: what ``function`` takes beside a window and a soft cap, which follows from the problem.
+        """
         key = problem, tuple((x.data_ptr(), x.stride(), x._version) for x in (q, k, v))
         with self._one_at_a_time:
             if (made := self._made.get(key)) is None:
                 while len(self._made) >= KEPT:
                     del self._made[next(iter(self._made))]
-                function = partial(self._function, **masks(problem))
+                function = partial(self._function, **masks(problem), **more)
                 made = self._made[key] = reference.with_graph(function, q, k, v, problem.causal, problem.scale)
         return made
 
@@ -50,14 +54,15 @@ passes_of = cache(ForwardPasses)
 class AutogradGradients(GradientStep):
     """Asks autograd for the gradients of the forward pass ``function(q, k, v, causal, scale)``.
 
-    takes: windows and soft caps, where ``function`` takes these by name. Its weights are those of its own forward pass,
-    so that it takes no sinks.
+    takes: windows, soft caps and packed sequences, where ``function`` takes these by name. Its weights are those of its
+    own forward pass, so that it takes no sinks.
     """
 
     function: Callable
     takes: tuple[str, ...] = ()
 
     backend: ClassVar[str] = "torch"
+    reads_lengths: ClassVar[bool] = True
 
     def scratch_bytes(self, problem):
         """The output and the log-sum-exp that the forward pass keeps for itself."""
@@ -67,8 +72,9 @@ class AutogradGradients(GradientStep):
     def make_ready(self, problem, tensors, out):
         import torch
 
-        def launch(q, k, v, o, lse, do, out):
-            made = torch.autograd.grad(*passes_of(self.function).find(q, k, v, problem), do, retain_graph=True)
+        def launch(q, k, v, o, lse, do, out, *begins):
+            more = {"packing": Packing(*begins, problem.pairs_of_lengths)} if begins else {}
+            made = torch.autograd.grad(*passes_of(self.function).find(q, k, v, problem, **more), do, retain_graph=True)
             return made if out is None else tuple(place.copy_(x) for place, x in zip(out, made, strict=True))
 
         return launch

@@ -392,7 +392,7 @@ def peers_of(direction: str) -> tuple:
             architectures=peer.architectures,
             install=peer.install,
             top_left=peer.top_left,
-            takes=tuple(name for name in ("window", "softcap") if name in peer.takes),
+            takes=tuple(name for name in ("window", "softcap", "lengths") if name in peer.takes),
             counted=LARGE_KERNELS.get(peer.name, ""),
         )
         for peer in PEERS

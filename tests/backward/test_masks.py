@@ -12,7 +12,7 @@ from steps.backward_cutile.skeleton import CuTileGradients
 from steps.backward_hopper.lib import NOBODY
 from steps.backward_hopper.skeleton import HopperGradients
 from steps.core import attention as front
-from steps.core.gradients import GradientStep, tiles_visited
+from steps.core.gradients import tiles_visited
 from steps.core.problems import standard
 from steps.core.step import Unsupported
 from steps.core.tiles import Tile
@@ -73,7 +73,7 @@ def test_a_peers_own_gradients_know_the_mask(shape):
     for asked in (shape, replace(shape, window=None, softcap=None)):
         assert_right(peer, asked)
     told = {peer.name: peer.takes for peer in peers_of("backward")}
-    assert told["flash_attn_4"] == ("window", "softcap") and told["sdpa_flash"] == ()
+    assert told["flash_attn_4"] == ("window", "softcap", "lengths") and told["sdpa_flash"] == ("lengths",)
 
 
 def test_tiles_outside_the_window_are_not_counted():
@@ -116,18 +116,18 @@ def test_the_front_door_takes_its_gradients_from_the_step(shape, monkeypatch):
 
 def test_nobody_computes_a_gradient_of_sinks_that_nobody_wants(monkeypatch):
     """The step is that for sinks all the same, and the other gradients have the same bits."""
-    shape, found = SHAPES[2], []
+    shape, found, step = SHAPES[2], [], replace(BEST[0])  # with nothing made ready
     q, k, v, _, _, do, sinks = BACKWARD.inputs(shape, secrets.randbits(32))
-    monkeypatch.setattr(front, "_backward_of_more", lambda *given: found.append(given) or BEST[0])
-    of_sinks = GradientStep._with_sinks
-    monkeypatch.setattr(GradientStep, "_with_sinks", lambda *given: found.append("dsinks") or of_sinks(*given))
+    monkeypatch.setattr(front, "_backward_of_more", lambda *given: found.append(given) or step)
+    make = CuTileGradients.make_ready
+    monkeypatch.setattr(CuTileGradients, "make_ready", lambda *given: found.append(given[1].sinks) or make(*given))
     made = []
     for wanted in (True, False):
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         o = steps.attention(*leaves, True, window=shape.window, sinks=sinks.detach().requires_grad_(wanted))
         made.append(torch.autograd.grad(o, leaves, do))
     assert all(torch.equal(*pair) for pair in zip(*made))
-    assert found == [(shape, "cpu", False), "dsinks", (shape, "cpu", False)]
+    assert found == [(shape, "cpu", False), True, (shape, "cpu", False), False]
 
 
 def test_which_gradients_are_a_steps():

@@ -108,7 +108,7 @@ def test_a_grid_is_a_family_of_problems_that_some_step_takes():
     assert {p.batch * p.seq_len_q for p in GRIDS["constant"].problems if p.seq_len_q <= 32768} == {32768}
 
 
-def test_gradients_under_a_window_are_measured():
+def test_gradients_under_masks_are_measured():
     def problems(*arguments):
         options = make_parser().parse_args(["--direction", "backward", *arguments])
         return [here for here, _ in make_problems(options, "cuda")]
@@ -118,8 +118,11 @@ def test_gradients_under_a_window_are_measured():
     found = problems("--grid", "gradients_windows")
     assert found == list(GRIDS["gradients_windows"].problems) and all(each.window for each in found)
     assert not any(get_step("deferred_reduce_add").unsupported(each, "sm_90") for each in found)
-    with pytest.raises(BadRequest, match="--grid: packed is for attention, and not for its gradients"):
-        problems("--grid", "packed")
+    found = problems("--grid", "packed")
+    assert found == list(GRIDS["packed"].problems)
+    assert not any(get_step("two_blocks").unsupported(each, "sm_90") for each in found)
+    with pytest.raises(BadRequest, match="--grid: latent is for attention, and not for its gradients"):
+        problems("--grid", "latent")
 
 
 def test_a_grid_of_fp8_is_of_the_pass_fp8():

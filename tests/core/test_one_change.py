@@ -30,6 +30,7 @@ TOGETHER = {
     "blackwell_persistent": {"emulated", "roles.scheduler"},
     "pv_wait_after_max": {"softmax", "sums"},
     "pv_wait_after_softmax": {"softmax", "sums"},
+    "attention_sinks": {"takes", "warpgroup_per_query_head"},
     "row_max_ilp_multicast": {"pairs", "walk", "order", "sums"},
 }
 

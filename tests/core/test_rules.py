@@ -45,6 +45,7 @@ def compiled(kernel: str, problem, arch: str):
     names |= {"hopper_together": "tma_reduce_add", "hopper_apart": "decoupled_warpgroups", "fp8": "p_offset"}
     names["hopper_short"] = "deferred_reduce_add"
     names |= {"hopper": "narrow_values"} if problem.head_dim_v else {}
+    names |= {"hopper": "warpgroup_per_query_head"} if problem.window else {}
     problem = dataclasses.replace(problem, dtype=FP8) if kernel == "fp8" else problem
     return get_step(names[kernel]).compile(problem, arch)
 
@@ -75,6 +76,10 @@ def cases() -> list:
         rule = rule_for("hopper_short", problem, "sm_90")
         name = f"hopper_short-{rule.name}-sm_90-{head_dim}{'-causal' * causal}"
         found.append(pytest.param(rule, problem, "sm_90", id=name))
+    for kv_heads in (32, 8):
+        problem = dataclasses.replace(standard(head_dim=64, causal=True), kv_heads=kv_heads, window=128)
+        rule = rule_for("hopper", problem, "sm_90")
+        found.append(pytest.param(rule, problem, "sm_90", id=f"hopper-{rule.name}-sm_90-64-causal-{kv_heads}"))
     return found
 
 
@@ -84,11 +89,12 @@ def cases() -> list:
         ("few_blocks", {"heads": 8, "seq_len_kv": 1024}, [{"heads": 8, "seq_len_kv": 1153}, {"heads": 9}]),
         ("few_blocks", {"batch": 66, "heads": 1, "seq_len_kv": 128}, [{"batch": 67}, {"seq_len_kv": 129}]),
         ("saves_a_tenth_of_rows", {"seq_len_q": 448}, [{"seq_len_q": 384}, {"seq_len_q": 449}, {"seq_len_q": 512}]),
+        ("narrow_window", {"causal": True, "window": 256}, [{"window": 257}, {"window": None}]),
         ("saves_a_tenth_of_rows", {"seq_len_q": 513}, [{"seq_len_q": 577}, {"seq_len_q": 641}, {"seq_len_q": 1024}]),
     ],
 )
 def test_where_a_rule_holds(where, shape, others):
-    """few_blocks: 66 of them; saves_a_tenth_of_rows: 64 rows saved of at most 640."""
+    """narrow_window: at most 256; few_blocks: 66 of them; saves_a_tenth_of_rows: 64 rows saved of at most 640."""
     problem = dataclasses.replace(standard(128), batch=1, heads=1, kv_heads=1)
 
     def holds(**fields):

@@ -293,6 +293,22 @@ def test_a_backward_step_that_reads_the_log_sum_exp_has_the_gradients_of_sinks(n
     assert accuracy.correct, accuracy.explain()
 
 
+@pytest.mark.parametrize("name", ["two_blocks", "deferred_reduce_add"])
+def test_a_kernel_for_dsinks_takes_sinks_as_they_are(name):
+    """None, by minus infinity, of every dtype, beside multiples of 16 bytes, and not in a row; with the same bits."""
+    step, shape = get_step(name), replace(GRADIENTS[0], dtype="bfloat16", seq_len_q=700, seq_len_kv=90)
+    q, k, v, _, _, do, sinks = BACKWARD.inputs(shape, secrets.randbits(32))
+    sinks = sinks.index_fill(0, torch.tensor([1]), -math.inf).half().float()
+    o, lse = reference.attention_and_lse_float64(q, k, v, True, sinks=sinks)
+    tensors = (q, k, v, o.to(q.dtype), lse.float(), do)
+    exact = -((sinks.double()[:, None] - lse).exp() * (tensors[3].double() * do).sum(-1)).sum((0, 2))
+    for given in (sinks, sinks.half(), torch.cat([sinks[:1], sinks])[1:], sinks.repeat_interleave(2)[::2]):
+        *_, dsinks = step.gradients(*tensors, True, sinks=given)
+        rounding = {"rtol": 1e-3 if given.dtype == torch.float16 else 1e-5, "atol": 1e-4}
+        torch.testing.assert_close(dsinks.double(), exact, **rounding)
+        assert dsinks.dtype == given.dtype and torch.equal(dsinks, step.gradients(*tensors, True, sinks=given)[3])
+
+
 def test_dsinks_come_in_the_sinks_dtype_and_into_out():
     shape = GRADIENTS[0]
     *tensors, sinks = BACKWARD.inputs(shape, secrets.randbits(32))

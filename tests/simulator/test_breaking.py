@@ -176,6 +176,7 @@ ELSEWHERE = {
     "hopper_static_scheduler": [],  # as pv_wait_after_max, but for which tile comes next
     "hopper_varlen": [],  # see PACKED
     "hopper_soft_cap": [],  # a soft cap synchronises nothing
+    "warpgroup_per_query_head": [],  # only which queries a warpgroup has differs
     "attention_sinks": [],  # nor does a sink
     "sinks_next_softmax_first": [],
     "reverse_kv_order": [(256, True)],

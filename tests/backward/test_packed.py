@@ -1,0 +1,129 @@
+"""Gradients of packed sequences: each is by itself, and a launch serves whatever lengths there are."""
+
+import secrets
+from dataclasses import replace
+
+import pytest
+import torch
+
+import steps
+from steps import GRADIENTS, get_step
+from steps.core import attention as front
+from steps.core.gradients import tiles_visited
+from steps.core.step import Unsupported
+from steps.core.tiles import Tile
+from steps.reference.autograd import AutogradGradients
+from tests.checking import assert_right
+from tests.distinct import named
+from tests.everyday.test_masks import packed
+from tutorial_lib import packing
+from tutorial_lib.passes import BACKWARD, FORWARD
+from tutorial_lib.reference import sdpa_masked
+
+LAST = get_step("two_blocks")
+SHAPES = [
+    packed((100, 3, 277, 1, 128)),
+    packed((100, 3, 70), (20, 130, 80), head_dim=128, dtype="bfloat16"),
+    packed((100, 3, 70), (20, 130, 80), heads=6, kv_heads=2, causal=False, scale=-0.2),
+    packed((100, 3, 277), window=70, softcap=9.0, sinks=True),
+    packed((1, 1, 1, 1), head_dim=256, sinks=True),
+    packed((64,), kv_heads=4),
+]
+TAKING = [step for step in GRADIENTS if "lengths" in step.takes and not step.unsupported(SHAPES[0], "cpu")]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=named)
+def test_a_step_is_right(shape):
+    assert_right(LAST, shape)
+
+
+@pytest.mark.parametrize("step", TAKING, ids=named)
+def test_so_are_the_steps_before(step):
+    assert_right(step, SHAPES[3])
+
+
+def test_a_step_that_adds_to_dq_refuses_them_and_so_do_those_for_hopper():
+    assert {step.name for step in TAKING} == {"two_kernels", "longest_first", "two_blocks"}
+    inputs = BACKWARD.inputs(SHAPES[0], 1)
+    for name, told in (
+        ("relaxed_atomics", "where dQ has a kernel of its own"),
+        ("newest_first", "takes no packed sequences"),
+    ):
+        with pytest.raises(Unsupported, match=told):
+            BACKWARD.call(get_step(name), SHAPES[0], inputs)
+
+
+def test_a_launch_serves_other_lengths():
+    step = replace(LAST)
+    for lengths in ((100, 3, 77), (1, 178, 1), (60, 60, 60)):
+        assert_right(step, packed(lengths))
+    assert len(step.launches) == 1
+
+
+def test_a_sequence_knows_nothing_of_its_neighbours():
+    shape = packed((100, 30, 77))
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
+    right = BACKWARD.call(LAST, shape, inputs)
+    for x in (*inputs[:4], inputs[5]):
+        x[100:130] = float("nan")
+    for x, y in zip(BACKWARD.call(LAST, shape, inputs), right, strict=True):
+        assert torch.equal(x[:100], y[:100]) and torch.equal(x[130:], y[130:]) and x[100:130].isnan().all()
+
+
+def test_what_is_wrong_is_named():
+    q, k, v, o, lse, do, begins, _ = BACKWARD.inputs(SHAPES[0], 1)
+    out = tuple(map(torch.empty_like, (q, k, v)))
+
+    def told(message, *tensors, **more):
+        with pytest.raises(ValueError, match=message):
+            LAST.gradients(*tensors, True, **{"cu_seqlens_q": begins} | more)
+
+    told(r"do must be a tensor \[tokens, heads, head_dim\]", q, k, v, o, lse, do[None])
+    told("cu_seqlens_q must be an int32 tensor", q, k, v, o, lse, do, cu_seqlens_q=begins.long())
+    told("cu_seqlens_q must rise from 0 to the number of tokens", q, k, v, o, lse, do, cu_seqlens_q=begins[:-1])
+    told(r"out must be 3 tensors \(dq, dk, dv\), got 2", q, k, v, o, lse, do, out=out[:2])
+    told("lse must have shape", q, k, v, o, lse[:, 1:], do)
+
+
+def test_tiles_are_those_of_each_sequence():
+    assert tiles_visited(packed((128, 65), heads=1, kv_heads=1), Tile(64, 64)) == 3 + 3
+
+
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3]], ids=named)
+def test_the_front_door_takes_them_from_the_step(shape, monkeypatch):
+    """As it does on a GPU, where it reads the lengths of the first call of a kind alone."""
+    asked = []
+    monkeypatch.setattr(front, "_backward_of_more", lambda *given: asked.append(given) or LAST)
+    for _ in range(2):
+        q, k, v, _, _, do, *begins = BACKWARD.inputs(shape, secrets.randbits(32))
+        sinks = begins[2:]
+        leaves = [x.requires_grad_() for x in (q, k, v, *sinks)]
+        more = FORWARD.asked(shape, sinks)
+        o = steps.attention(q, k, v, shape.causal, cu_seqlens_q=begins[0], cu_seqlens_k=begins[1], **more)
+        made = torch.autograd.grad(o, leaves, do)
+        detached = (*(x.detach() for x in (q, k, v)), None, None, do, *begins)
+        for mine, true in zip(made, BACKWARD.reference(shape, detached), strict=True):
+            assert (mine.double() - true).abs().max() < 0.02 * true.abs().max()
+    assert asked == [(replace(shape, scale=None), "cpu", False)]
+
+
+def test_whose_gradients_are_a_steps():
+    shape = packed((4000, 1000), heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
+    assert front.with_gradients(shape, "sm_90").backward is LAST
+    assert front.with_gradients(shape, "sm_80") is None
+
+
+def test_a_peers_own_gradients_know_the_sequences():
+    """Whatever lengths came before."""
+    peer = AutogradGradients(name="peer", title="", change="", function=sdpa_masked, takes=("lengths",))
+    for lengths in ((40, 7), (7, 40)):
+        assert_right(peer, packed(lengths))
+
+
+def test_nobody_copies_packed_gradients():
+    """They are written where they are wanted, contiguous."""
+    shape = SHAPES[0]
+    inputs = BACKWARD.inputs(shape, 1)
+    made = BACKWARD.call(LAST, shape, inputs)
+    assert all(x.is_contiguous() and x.shape == y.shape for x, y in zip(made, inputs))
+    assert packing.as_batch(made[0]).shape == (1, shape.heads, shape.seq_len_q, shape.head_dim)
