@@ -23,7 +23,7 @@ MEETING = gl.constexpr(
 
 @gluon.jit
 def meet():
-    """Both CTAs have initialized their mbarriers: from now on each may use the other's."""
+    """Both CTAs have initialised their mbarriers: from now on each may use the other's."""
     gl.inline_asm_elementwise(MEETING, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 

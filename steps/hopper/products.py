@@ -261,7 +261,7 @@ def store_normalised(
     accumulator, row_sum, output, LSE, arrays, work, query_tile, head, batch, query_iteration, warpgroup: gl.constexpr,
     variant: gl.constexpr,
 ):  # fmt: skip
-    """Normalize and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory."""
+    """Normalise and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory."""
     if variant.lse:
         row_sum, row_max = row_sum
     row_sum = variant.sums.end(row_sum, variant)

@@ -203,7 +203,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         accumulator = warpgroup_mma_wait(1, deps=[accumulator])
         mbarrier.arrive(barriers.value_empty.index(last_iteration % STAGES), count=1)
         iteration += 1
-        # Normalize and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory.
+        # Normalise and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory.
         o = (accumulator * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]).to(output.dtype)
         # Hand the output to TMA, which drops rows past the end.
         tma.store_wait(0)

@@ -224,7 +224,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
             mbarrier.wait(barriers.value_full.index(iteration % STAGES), iteration // STAGES & 1)
             mbarrier.arrive(barriers.value_empty.index(iteration % STAGES), count=1)
         iteration += 1
-        # Normalize and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory.
+        # Normalise and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory.
         row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, ACCUMULATOR))
         o = (accumulator * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]).to(output.dtype)
         # Hand the output to TMA, which drops rows past the end.
