@@ -103,7 +103,7 @@ def fmha(
 
     row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
     row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
-    accumulator = no_sum(TILE_QUERY, HEAD_DIM, variant)  # not yet normalized
+    accumulator = no_sum(TILE_QUERY, HEAD_DIM, variant)  # not yet normalised
 
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
@@ -155,7 +155,7 @@ def fmha(
                 with amd.warp_pipeline_stage("output", priority=variant.stages.products):
                     accumulator = cdna3.mfma(weights, read(values.index(j % TILES), variant), accumulator)
 
-    # --- normalize and store; rows past the end are dropped ---
+    # --- normalise and store; rows past the end are dropped ---
     if variant.direct:
         async_copy.wait_group(0)  # what still comes would come to the LDS of another block
     if variant.lse:

@@ -71,7 +71,7 @@ def fmha(
     q = tl.load(Q + (row[:, None] * q_strides[2] + column[None, :]), mask=inside[:, None], other=0.0)
     row_max = tl.full([TILE_QUERY], LEAST, tl.float32)
     row_sum = tl.full([TILE_QUERY], 0.0, tl.float32)
-    accumulator = tl.full([TILE_QUERY, variant.head_dim], 0.0, tl.float32)  # not yet normalized
+    accumulator = tl.full([TILE_QUERY, variant.head_dim], 0.0, tl.float32)  # not yet normalised
 
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in tl.static_range(2 if variant.causal or variant.ragged else 1):
@@ -101,7 +101,7 @@ def fmha(
             row_sum = row_sum * correction + tl.sum(weights, 1)
             accumulator = tl.dot(weights.to(q.dtype), v, accumulator * correction[:, None])
 
-    # --- normalize and store; rows past the end are dropped ---
+    # --- normalise and store; rows past the end are dropped ---
     if variant.lse:
         line = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
         lse = (row_max + tl.log2(row_sum)) * 0.6931471805599453

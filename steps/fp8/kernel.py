@@ -208,7 +208,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
         release(barriers.value_empty, iteration, STAGES)
         iteration += 1
 
-        # --- normalize and store; TMA drops rows past the end ---
+        # --- normalise and store; TMA drops rows past the end ---
         row_sum = variant.sums.end(row_sum, variant)
         total = variant.product_sums.end(total, product, correction)
         o = (total * by_row(gl.load(work.value_scale + line) / row_sum, variant)).to(output.dtype)

@@ -167,7 +167,7 @@ def fmha(
         row_sum = sum_own(gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA))
     else:
         row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
-    accumulators = ()  # not yet normalized
+    accumulators = ()  # not yet normalised
     for _ in gl.static_range(PANELS):
         accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, MMA),)
 
@@ -216,7 +216,7 @@ def fmha(
                 gl.barrier()
                 refill(keys, values, K, V, row_stride, stage, j, end, seq_len_kv, variant)
 
-    # --- normalize and store; rows past the end are dropped ---
+    # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)
     if variant.defer_sum:
         row_sum = gl.convert_layout(gl.sum(row_sum, 1), ROWS)

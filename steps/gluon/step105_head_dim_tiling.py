@@ -152,7 +152,7 @@ def fmha_pieces(
                 updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
             accumulators = updated
 
-    # --- normalize and store; rows past the end are dropped ---
+    # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)
     if variant.lse:
         line = gl.program_id(2).to(gl.int64) * gl.num_programs(1) + gl.program_id(1)

@@ -108,7 +108,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
         query = query_of(tiles.query, 0, 0, variant)
         accumulator, row_sum, iteration = attend(query, arrays, tiles, barriers, query_tile, iteration, scale, variant)
 
-        # --- normalize and store; TMA drops rows past the end ---
+        # --- normalise and store; TMA drops rows past the end ---
         if variant.lse:
             row_sum, row_max = row_sum
         o = normalised(accumulator, row_sum, Q.dtype, variant)

@@ -82,7 +82,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
         )
         n = variant.schedule.hear(n, last, query_iteration, work, variant)
 
-        # --- normalize and store; TMA drops rows past the end ---
+        # --- normalise and store; TMA drops rows past the end ---
         if variant.lse:
             row_sum, row_max = row_sum
         o = normalised(accumulator, row_sum, tiles.query.dtype, variant)

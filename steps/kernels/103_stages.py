@@ -127,7 +127,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         async_copy.commit_group()
     row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
     row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
-    accumulators = ()  # not yet normalized
+    accumulators = ()  # not yet normalised
     for _ in gl.static_range(PANELS):
         accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, ACCUMULATOR),)
     # Two loops from one text: over whole tiles, and over those that need the mask.
@@ -161,7 +161,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
             copy_panels(keys, stage, K, row_stride, later, seq_len_kv)
             copy_panels(values, stage, V, row_stride, later, seq_len_kv)
             async_copy.commit_group()
-    # --- normalize and store; rows past the end are dropped ---
+    # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)
     for c in gl.static_range(PANELS):
         o = accumulators[c] * (1.0 / row_sum)[:, None]

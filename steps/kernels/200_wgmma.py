@@ -181,7 +181,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
                 if j + STAGES < end:
                     fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)
                 iteration += 1
-        # --- normalize and store; TMA drops rows past the end ---
+        # --- normalise and store; TMA drops rows past the end ---
         o = (accumulator * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]).to(Q.dtype)
         # Hand the output to TMA, which drops rows past the end.
         slot = tiles.output.index(0)

@@ -153,7 +153,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
                 mbarrier.arrive(barriers.value_empty.index(iteration % STAGES), count=1)
                 iteration += 1
         n = n + 1
-        # --- normalize and store; TMA drops rows past the end ---
+        # --- normalise and store; TMA drops rows past the end ---
         o = (accumulator * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]).to(tiles.query.dtype)
         row = query_tile.row + warpgroup * ROWS
         # Hand the output to TMA, which drops rows past the end.

@@ -133,7 +133,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     async_copy.wait_group(AHEAD - 1)  # in the loop, an iteration waits for the tile of the next one
     row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
     row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
-    accumulator = gl.full([TILE_QUERY, HEAD_DIM], 0.0, gl.float32, ACCUMULATOR)  # not yet normalized
+    accumulator = gl.full([TILE_QUERY, HEAD_DIM], 0.0, gl.float32, ACCUMULATOR)  # not yet normalised
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in gl.static_range(2):
         for j in range(whole if masked else 0, end if masked else whole):
@@ -161,7 +161,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                 accumulator = cdna3.mfma(
                     weights, async_copy.load_shared_relaxed(values.index(j % TILES), RIGHT), accumulator
                 )
-    # --- normalize and store; rows past the end are dropped ---
+    # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)  # what still comes would come to the LDS of another block
     o = accumulator * (1.0 / row_sum)[:, None]
     store_rows(Out, o, o_strides[2], o_strides[3], first_query, seq_len_q)
