@@ -65,7 +65,7 @@ def fmha(Q, K, V, Out, scale):
     # The i-th tile of queries [query, head_dim].
     q = ct.load(Q, (batch, head, i, 0), (1, 1, TILE_QUERY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
     q = ct.reshape(q, (TILE_QUERY, HEAD_DIM))
-    # Running maximum and sum of every row, and its output [query, head_dim], not yet normalised.
+    # Running maximum and sum of every row, and its output [query, head_dim], not yet normalized.
     row_max = ct.full((TILE_QUERY, 1), LEAST, ct.float32)
     row_sum = ct.zeros((TILE_QUERY, 1), ct.float32)
     accumulator = ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32)
