@@ -328,7 +328,7 @@ OF_AMD = {
     "scalar registers a wave": "sgprs",
     "vector registers spilled": "spilled_vgprs",
     "scalar registers spilled": "spilled_sgprs",
-    "waves a SIMD, as registers allow": "occupancy",
+    "waves per SIMD, as registers allow": "occupancy",
 }
 
 
@@ -340,13 +340,13 @@ def figure_rows(compiled: Sequence) -> list[tuple[str, list]]:
         return name, [get(c) for c in compiled]
 
     rows = [
-        each("registers a thread", lambda c: c.registers),
-        each("threads a block", lambda c: c.threads),
-        *([each("blocks a cluster", lambda c: c.ctas)] if any(c.ctas > 1 for c in compiled) else []),
+        each("registers per thread", lambda c: c.registers),
+        each("threads per block", lambda c: c.threads),
+        *([each("blocks per cluster", lambda c: c.ctas)] if any(c.ctas > 1 for c in compiled) else []),
         each("shared memory, bytes", lambda c: c.shared_bytes),
         each("tensor memory, columns", lambda c: c.tensor_columns),
         each("stack and spills, bytes", lambda c: c.spilled_bytes),
-        each("blocks an SM", lambda c: c.occupancy and c.occupancy[0]),
+        each("blocks per SM", lambda c: c.occupancy and c.occupancy[0]),
         each("occupancy, % of the warps an SM holds", lambda c: c.occupancy_percent),
         each("limited by", lambda c: c.occupancy and c.occupancy[1]),
         *(each(name, lambda c, field=field: c.amd and getattr(c.amd, field)) for name, field in OF_AMD.items()),
@@ -361,7 +361,7 @@ def figure_rows(compiled: Sequence) -> list[tuple[str, list]]:
                 if of_a_cluster and not opcode.startswith(OF_A_CLUSTER):
                     continue
                 rows.append(each(f"    {opcode}", lambda c, kind=kind, name=opcode: c.opcodes(kind)[name]))
-    rows.append(each("instructions a K/V tile, hot loop", lambda c: c.hot_loop_instructions))
+    rows.append(each("instructions per K/V tile, hot loop", lambda c: c.hot_loop_instructions))
     rows += [each(f"  {kind} ", lambda c, kind=kind: c.hot_loop and c.hot_loop.get(kind)) for kind in every_kind]
     return rows
 

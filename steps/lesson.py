@@ -219,7 +219,7 @@ class Lesson:
                     [f"{name} (deleted)", gone.change, m.previous, None, None, tables.tflops(m), tables.vs_previous(m)]
                 )
         headers = ["", "what it does", "builds on", "registers at launch", "spilled, bytes", "TFLOPS"]
-        headers.append("vs what it builds on, or is named")
+        headers.append("against the step named, or what it builds on")
         where = f"TFLOPS were recorded: {tables.origin(self.recorded)}." if self.recorded else ""
         ratios = [m.speedup_vs_previous for piece in (self.step, *pieces) if (m := self.known(piece)) and m.tflops]
         if where and any(ratio and ratio.earlier for ratio in ratios):
@@ -285,7 +285,7 @@ class Lesson:
             return self.lost()
         run = self.recorded.as_together(timed[-1], sdpa)  # bars and line of the same rounds
         timed = [there for m in timed if (there := run.measurement(m.name))]
-        told = f"The path so far on {tables.origin(run)}, as recorded. Step {timed[-1].label} has "
+        told = f"The steps so far on {tables.origin(run)}, as recorded. Step {timed[-1].label} has "
         told += f"{plots.share(timed[-1], sdpa):.0%} of SDPA's speed."
         return Page(told, plots.path(timed, run.measurement(sdpa.name)), *self.lost().parts)
 
@@ -313,7 +313,7 @@ class Lesson:
     def traffic(self, step: Step | None = None) -> Page:
         """What a step made of PyTorch calls moves through device memory, beside what attention must move."""
         step = step or self.step
-        held = step.scratch_bytes(self.problem)
+        held = step.intermediate_bytes(self.problem)
         gpu = REFERENCE_GPUS.get(self.arch)
         least = pass_of(step).least_bytes(self.problem)
         shown = {"inputs and outputs": least / 1e9, "intermediate matrices": held / 1e9}
@@ -671,17 +671,20 @@ class Lesson:
 
 
 FIGURES = [
-    ("registers a thread, at launch", "registers"),
-    ("threads a block", "threads"),
+    ("registers per thread, at launch", "registers"),
+    ("threads per block", "threads"),
     ("shared memory, bytes", "shared_bytes"),
     ("spilled, bytes", "spilled_bytes"),
-    ("blocks an SM", "blocks_per_sm"),
+    ("blocks per SM", "blocks_per_sm"),
     ("limited by", "limited_by"),
     ("instructions", "instructions"),
     ("hot loop, an iteration", "hot_loop_instructions"),
 ]
 SHOWN = 5  # rows of evidence
-EARLIER = "Where those rounds did not have both, a ratio is of earlier ones, and so may differ from that of the TFLOPS."
+EARLIER = (
+    "If that run did not time both kernels of a ratio, the ratio is from an earlier run, and may differ from "
+    "the quotient of the TFLOPS."
+)
 MEDIANS = (
     "A bar is the median of all rounds. A ratio is the median of the ratios inside each round, so it may differ from "
     "that of the bars."

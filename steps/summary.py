@@ -170,8 +170,9 @@ def beside(rival: str, grid: str) -> Page:
     mean = statistics.geometric_mean(ratio.median for *_, ratio in found)
     error = max(best.max_error / other.max_error for _, best, other, _ in found)
     told = (
-        f"Recorded are {len(found)} of {len(GRIDS[grid].problems)} problems. On these the fastest step is {mean:.2f} "
-        f"times as fast as {rival} in the geometric mean, and its largest error at most {error:.2f} times as large."
+        f"Of {len(GRIDS[grid].problems)} problems {len(found)} have been recorded. On these the fastest step is "
+        f"{mean:.2f} times as fast as {rival} in the geometric mean, and its largest error at most {error:.2f} times "
+        f"as large. A cell says how many times as fast, and which step that is."
     )
     cells = [(run, f"{ratio.median:.2f}× {best.label.split()[0]}") for run, best, _, ratio in found]
     return Page(told, tables.by_problem(cells))

@@ -95,7 +95,7 @@ COLUMNS = (
     Column("spills", "spills", tables.resource("spill_instructions")),
     Column("loop", "hot loop", tables.resource("hot_loop_instructions")),
     Column("shared", "shared\nbytes", tables.resource("shared_bytes")),
-    Column("blocks", "blocks\nan SM", tables.resource("blocks_per_sm")),
+    Column("blocks", "blocks\nper SM", tables.resource("blocks_per_sm")),
     Column("day", "timed earlier, on", lambda m: m.earlier or ""),
 )
 UNTIMED_RANKS = {"regs": 3, "spills": 3, "loop": 3, "absolute": 2, "error": None}  # without a GPU

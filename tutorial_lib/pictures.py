@@ -301,16 +301,11 @@ def cycles_and_clock(run: Run):
         known = [(m, at) for m in found if (at := place(m)) and None not in at]
         axes.scatter([c / 1e6 for _, (c, _) in known], [g for _, (_, g) in known], c=colour, marker=marker, label=label)
         points += [(c / 1e6, g) for _, (c, g) in known]
-        named += [(m.label.split()[0] if m.part else m.title, c / 1e6, g, colour) for m, (c, g) in known]
+        for m, (c, g) in known:
+            places = BESIDE if m.part and m.number is None else BESIDE + FURTHER  # of variants, and of all others
+            named.append((m.label.split()[0] if m.part else m.title, (c / 1e6, g), colour, places))
     axes.margins(0.08)
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    written: list[tuple[float, float]] = []
-    for name, x, y, colour in named:  # as long as there is room for the name
-        at = (x - left) / (right - left) * 60, (y - low) / (high - low) * 30
-        if all(abs(at[0] - a) > 1.5 or abs(at[1] - b) > 1 for a, b in written):
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
-            axes.annotate(name, (x, y), (5, 4), textcoords="offset points", fontsize=8, color=colour, bbox=box)
-            written.append(at)
     slowest, fastest = max(c / g for c, g in points), min(c / g for c, g in points)
     for n in range(5):
         ms = fastest + (slowest - fastest) * n / 4
@@ -320,7 +315,36 @@ def cycles_and_clock(run: Run):
     axes.set(xlim=(left, right), ylim=(low, high), xlabel="million cycles", ylabel="GHz")
     axes.set_title(f"{run.the_problem().describe()}, {run.machine['name']}: steps by number", fontsize=9)
     axes.legend(loc="lower right", frameon=False, fontsize=8)
+    _name(axes, sorted(named, key=lambda one: -len(one[-1])), points)  # variants last
     return figure
+
+
+BESIDE = [(7, 3), (7, -3), (-7, 3), (-7, -3)]  # of a point, in points of 1/72 inch: where its name begins or ends
+FURTHER = [(x, y) for far in (18, 30) for y in (far, -far) for x in (far, -far, far // 3, -far // 3)]  # by a line
+
+
+def _name(axes, named: Sequence[tuple], points: Sequence[tuple[float, float]]) -> None:
+    """Write every (name, its point, colour, places) in the first place where it covers no point and no other name.
+
+    A name for which there is no such place is left out.
+    """
+    from matplotlib.transforms import Bbox
+
+    axes.figure.draw_without_rendering()  # its layout decides where everything is
+    near = 4 * axes.figure.dpi / 72
+    taken = [Bbox.from_extents(x - near, y - near, x + near, y + near) for x, y in axes.transData.transform(points)]
+    for name, at, colour, places in named:
+        for away in places:
+            sides = {"ha": "left" if away[0] > 0 else "right", "va": "bottom" if away[1] > 0 else "top"}
+            text = axes.annotate(name, at, away, textcoords="offset points", fontsize=8, color=colour, **sides)
+            box = text.get_window_extent().padded(2)
+            if axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1) and not any(map(box.overlaps, taken)):
+                taken.append(box)
+                if away in FURTHER:
+                    line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0}
+                    axes.annotate("", at, away, textcoords="offset points", arrowprops=line)
+                break
+            text.remove()
 
 
 def simulated_timeline(trace: Sequence[tuple], block: tuple[int, int, int], title: str, measured: Trace | None = None):

@@ -461,7 +461,7 @@ def hot_loop_by_kind(run: Run):
         for x, count in enumerate(total):
             axes.annotate(f"{count:.0f}", (x, count), (0, 2), textcoords="offset points", ha="center", fontsize=8)
         _label_steps(axes, steps)
-        axes.set_ylabel("instructions a K/V tile,\nhot loop")
+        axes.set_ylabel("instructions per K/V tile,\nhot loop")
     axes.set_ylim(0, 1.1 * max(sum(loop.values()) for loop in loops))
     handles, labels = axes.get_legend_handles_labels()
     beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "frameon": False, "fontsize": 8}

@@ -70,7 +70,7 @@ class Configuration(Record):
     def label(self) -> str:
         together = [f"{self.warps} warps"] if self.warps else []
         together += [f"cluster of {self.cluster}"] if self.cluster else []
-        return ", ".join([f"{self.query} x {self.key}", *together, f"{self.occupancy} an SM"])
+        return ", ".join([f"{self.query} x {self.key}", *together, f"{self.occupancy} per SM"])
 
 
 class Found(Record):

@@ -468,14 +468,14 @@ RESOURCES: list[Column] = [
 
 COMPILED: list[Column] = [
     ("registers", resource("registers")),
-    ("threads a block", resource("threads")),
+    ("threads per block", resource("threads")),
     ("shared memory, bytes", resource("shared_bytes")),
     ("spilled, bytes", resource("spilled_bytes")),
-    ("blocks an SM", resource("blocks_per_sm")),
+    ("blocks per SM", resource("blocks_per_sm")),
     ("limited by", resource("limited_by")),
     ("occupancy %", resource("occupancy_pct")),
     ("instructions", resource("instructions")),
-    ("hot loop, a K/V tile", resource("hot_loop_instructions")),
+    ("hot loop, per K/V tile", resource("hot_loop_instructions")),
 ]
 
 COUNTED: list[Column] = [
@@ -573,8 +573,8 @@ class Readings:
 
 
 EVERYWHERE = {
-    "registers a thread": lambda made: made["registers"],
-    "spilled bytes a thread": lambda made: made["spilled_bytes"],
+    "registers per thread": lambda made: made["registers"],
+    "spilled bytes per thread": lambda made: made["spilled_bytes"],
     "instructions": lambda made: made["instructions"],
 }
 COLUMNS = "tensor_columns"
@@ -589,7 +589,7 @@ OF_AMD = {
     "SGPRs": lambda made: made["amd"]["sgprs"],
     "scratch bytes": lambda made: made["amd"]["scratch_bytes"],
     "LDS KiB": lambda made: made["shared_bytes"] / 1024,
-    "waves a SIMD": lambda made: made["amd"]["occupancy"],
+    "waves per SIMD": lambda made: made["amd"]["occupancy"],
     "code, instr.": lambda made: made["instructions"],
 }
 

@@ -44,8 +44,8 @@ STEP = PREPROCESS_KERNEL.evolve(
     number=405,
     name="two_blocks",
     previous=step404_longest_first.STEP,
-    title="Autotuned: two blocks an SM",
-    change="Tiles, warps and blocks an SM are those that a search found fastest; one kernel prepares the rows.",
+    title="Autotuned: two blocks per SM",
+    change="Tiles, warps and blocks per SM are those that a search found fastest; one kernel prepares the rows.",
     searched=True,
 )
 

@@ -63,7 +63,7 @@ class Order:
         if self.persistent:
             few = f", or computed by them where a head has up to {FEW} tiles" if self.computed else ""
             return "dealt to persistent blocks" + (", that end together" if self.balanced_tail else "") + few
-        return "a block a tile, longest first in sections of heads" if self.section_bytes else "a block a tile"
+        return "one block per tile, longest first in sections of heads" if self.section_bytes else "one block per tile"
 
     def counts(self, problem: Problem) -> bool:
         """Whether blocks count through the tiles of ``problem``, and read no list."""

@@ -329,6 +329,10 @@ class Step:
         """Device memory that the step needs at once besides q, k, v and o, in bytes."""
         return 0
 
+    def intermediate_bytes(self, problem: Problem) -> int:
+        """Of these bytes those that a call writes to device memory and reads again."""
+        return self.scratch_bytes(problem)
+
     def counted_kernels(self, problem: Problem) -> int:
         """How many kernels of a call have names like ``counted``."""
         return 1

@@ -10,7 +10,7 @@ from steps.cutile import step005_latency
 STEP = step005_latency.STEP.evolve(
     number=6,
     name="occupancy",
-    title="Two blocks an SM",
+    title="Two blocks per SM",
     change="The compiler is asked to fit two blocks on an SM.",
     occupancy=2,
 )

@@ -37,18 +37,18 @@ STEP = step009_persistent.STEP.evolve(
 OUTPUT_BUFFER = STEP.evolve(
     name="output_buffer",
     title="An output buffer of its own",
-    change="Where shared memory has room for both, the output has a buffer of its own, and leaves in halves.",
+    change="Where shared memory has room beside Q's buffer, the output has a buffer of its own, and leaves in halves.",
     inside="mask_loop",
     default_problem=standard(1024, head_dim=64, causal=True),
     apart=True,
 )
 
 # A list of tiles (step persistent) is worth its price where tiles differ in length. Without a mask they do not: every
-# n-th # tile is as fair a deal as any, and the number of the next one is an addition, not a load that Q must wait for.
+# n-th tile is as fair a deal as any, and the number of the next one is an addition, not a load that Q must wait for.
 COUNTED_TILES = OUTPUT_BUFFER.evolve(
     name="static_scheduler",
     title="Static scheduler",
-    change="Without a mask a block takes every n-th tile of queries, of n blocks, and reads no list.",
+    change="Without a mask, each of n blocks takes every n-th tile of queries, and reads no list.",
     inside="mask_loop",
     default_problem=standard(2048),
     order=COUNTED,

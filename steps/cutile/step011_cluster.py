@@ -48,7 +48,7 @@ SECTIONS = STEP.evolve(
 AUTOTUNED = SECTIONS.evolve(
     name="autotuned",
     title="Autotuned",
-    change="Tile, warps, cluster and blocks an SM are those that a recorded search found fastest.",
+    change="Tile, warps, cluster and blocks per SM are those that a recorded search found fastest.",
     inside="cluster",
     default_problem=standard(head_dim=256),
     searched=True,

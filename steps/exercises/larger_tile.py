@@ -13,7 +13,7 @@ def told(query: int, key: int, head_dim: int, blocks: int) -> str:
     held = [query * (key + head_dim) // (32 * warps) for warps in WARPS]
     room = [min(255, (65536 // blocks - 4096) // (32 * warps)) for warps in WARPS]
     return (
-        f"Blocks an SM: {blocks}. A thread of 4, 8, 16 warps holds {', '.join(map(str, held))} scores and outputs. "
+        f"Blocks per SM: {blocks}. A thread of 4, 8, 16 warps holds {', '.join(map(str, held))} scores and outputs. "
         f"With 40 registers more it needs {', '.join(str(own + 40) for own in held)}, and it may have "
         f"{', '.join(map(str, room))}."
     )

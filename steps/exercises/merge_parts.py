@@ -68,7 +68,7 @@ def merge_parts(o, lse, part_o, part_lse):
             new="0.5",
         ),
         Wrong(
-            "the output is the sum of both: each is normalised already, so that their weights must add up to 1",
+            "the output is the sum of both: each is normalized already, so that their weights must add up to 1",
             old="o + share * (part_o - o)",
             new="o + part_o",
         ),

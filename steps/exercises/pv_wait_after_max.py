@@ -13,7 +13,7 @@ def held_wait(exercise, source: str, chance) -> str | None:
 
 
 def placed(order, asks: bool) -> str | None:
-    """None if an iteration's second wait stands behind the maxima and before most exponentials. asks: for V again."""
+    """None if an iteration's second wait stands after the maxima and before most exponentials. asks: for V again."""
     told = " → ".join(name if (name, count) == ("wait", 1) else f"{count} {name}" for name, count in order)
     seen = f"The numbers are right, and the simulator finds nothing. But the machine code of an iteration is `{told}`, "
     waits = [n for n, (name, _) in enumerate(order) if name == "wait"]
@@ -35,7 +35,7 @@ def placed(order, asks: bool) -> str | None:
         return f"{seen}so the wait for the output stands in front of nearly all maxima (FMNMX). {why}"
     if share("EX2") > 0.5:
         return (
-            f"{seen}so the wait for the output stands behind the exponentials (EX2) of the weights. Then the rescaling "
+            f"{seen}so the wait for the output stands after the exponentials (EX2) of the weights. Then the rescaling "
             "of the output comes at the very end of the iteration, with nothing left to mix with it. Put the wait in "
             "front of the weights."
         )
@@ -101,8 +101,8 @@ def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iterati
 """,
         ),
         Wrong(
-            "waits behind the whole softmax",
-            "behind the exponentials",
+            "waits after the whole softmax",
+            "after the exponentials",
             source="""
 def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iteration, scale):
     new_max = raise_maxima(scores, row_max, scale)

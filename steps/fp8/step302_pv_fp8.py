@@ -15,6 +15,6 @@ STEP = step301_qk_fp8.STEP.evolve(
     number=302,
     name="pv_fp8",
     title="PV product in fp8",
-    change="The weights are rounded to e4m3, and V is transposed in front of the kernel: the PV product is in fp8.",
+    change="The weights are rounded to e4m3, and V is transposed before the kernel runs: the PV product is in fp8.",
     values=TRANSPOSED,
 )

@@ -40,7 +40,7 @@ FP8_PING_PONG = STEP.evolve(
 FP8_NO_REDUNDANT_BARRIERS = STEP.evolve(
     name="fp8_no_redundant_barriers",
     title="fp8 without redundant bar.sync",
-    change="Warps of a warpgroup no longer synchronize before waits, nor before arrivals behind a complete product.",
+    change="Warps of a warpgroup no longer synchronize before waits, nor before arrivals after a complete product.",
     inside="p_offset",
     hold=WITHOUT_MEETINGS,
 )

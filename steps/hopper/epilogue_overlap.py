@@ -1,7 +1,7 @@
 """Persistent blocks, and whose next tile of queries begins before this one has ended.
 
 As ``steps.hopper.overlapped``, where shared memory holds the next queries beside these: the first QK product for them
-is issued behind the last PV product for these, and runs while the output is normalised and stored.
+is issued behind the last PV product for these, and runs while the output is normalized and stored.
 """
 
 from __future__ import annotations

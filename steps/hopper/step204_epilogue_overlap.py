@@ -1,8 +1,8 @@
 """Step 204: epilogue overlap. The next tile of queries begins before this one has ended.
 
-At the end of a tile of queries the tensor cores have nothing to do: the output is normalised and stored, and only
+At the end of a tile of queries the tensor cores have nothing to do: the output is normalized and stored, and only
 then does the next tile begin. Here the first QK product of the next tile is issued right behind the last PV product
-of this one: it runs while the output is normalised and stored. The shorter the sequence, the more often a tile ends.
+of this one: it runs while the output is normalized and stored. The shorter the sequence, the more often a tile ends.
 Where head_dim is 256, queries and output share their shared memory, and there is nothing to multiply yet.
 """
 

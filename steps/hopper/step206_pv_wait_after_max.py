@@ -38,8 +38,8 @@ from steps.hopper.softmax import DOWNWARDS, wait_behind_correction, wait_behind_
 PV_WAIT_AFTER_SOFTMAX = step205_split_epilogue.HOPPER_DEFERRED_SUM.evolve(
     name="pv_wait_after_softmax",
     previous=step205_split_epilogue.STEP,
-    title="PV wait behind the softmax",
-    change="The wait for the PV product stays behind the exponentials; up to head_dim 128 lanes add their sums last.",
+    title="PV wait after the softmax",
+    change="The wait for the PV product stays after the exponentials; up to head_dim 128 lanes add their sums last.",
     inside="pv_wait_after_max",
     default_problem=HEADLINE,
     softmax=wait_behind_softmax,
@@ -54,8 +54,8 @@ STEP = UP_TO_128.evolve(
     number=206,
     name="pv_wait_after_max",
     previous=step205_split_epilogue.STEP,
-    title="PV wait behind the row max",
-    change="The wait for the PV product moves behind the row maxima; row sums are added across lanes at the end.",
+    title="PV wait after the row max",
+    change="The wait for the PV product moves to after the row maxima; row sums are added across lanes at the end.",
     default_problem=HEADLINE,
     softmax=wait_behind_maxima,
 )

@@ -18,7 +18,7 @@ value_empty  2      2         consume 0, consume 1  produce 2: 1
 value_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
 Bytes of shared memory: query 65,536, key 65,536, value 65,536, output 32,768, barriers 96; together 229,472.
 
-Made from step 206 pv_wait_after_max (PV wait behind the row max) of the FMHA tutorial by
+Made from step 206 pv_wait_after_max (PV wait after the row max) of the FMHA tutorial by
 python -m steps.export pv_wait_after_max --head-dim 128 --seq-len 4096 --dtype float16 --causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
   --head-dim 64: WARPGROUPS 3; HEAD_DIM 64; VALUE_DIM 64; TILE_QUERY 192; OUTPUT_COLUMNS 64; other layouts OUTPUT,

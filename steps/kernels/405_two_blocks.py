@@ -6,7 +6,7 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
-Made from step 405 two_blocks (Autotuned: two blocks an SM) of the FMHA tutorial by
+Made from step 405 two_blocks (Autotuned: two blocks per SM) of the FMHA tutorial by
 python -m steps.export two_blocks --head-dim 128 --seq-len 4096 --dtype float16 --causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
   --head-dim 64: HEAD_DIM 64; other lines in load_numbers, prepare, iteration_of_keys, iteration_of_queries,

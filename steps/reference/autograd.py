@@ -69,6 +69,10 @@ class AutogradGradients(GradientStep):
         rows = problem.batch * problem.heads * problem.seq_len_q
         return rows * (problem.head_dim * BYTES_PER_ELEMENT + 4)
 
+    def intermediate_bytes(self, problem):
+        """None: what the forward pass has kept is an input of the backward pass."""
+        return 0
+
     def make_ready(self, problem, tensors, out):
         import torch
 

@@ -44,7 +44,7 @@ def show_run(console, run: Run, recorded: Run | None) -> None:
     for note in run.told:
         console.print(f"Note: {note}", soft_wrap=room is None, markup=False)
     if not run.timed and run.ranks == 1 and {c.key for c in wanted} & {"regs", "spills", "loop"}:
-        words = "regs, spills: a thread's registers, instructions that spill them. hot loop: instructions a K/V tile."
+        words = "regs, spills: a thread's registers, instructions that spill them. hot loop: instructions per K/V tile."
         console.print(words, soft_wrap=room is None)
     if recorded:
         console.print(f"Recorded timings were measured elsewhere: {tables.origin(recorded)}.", soft_wrap=room is None)

@@ -9,7 +9,7 @@ from steps.trials.trial import Trial
 # Off is where the compiler moves the wait to.
 TRIAL = Trial(
     name="late_wait",
-    question="Would it be faster to keep the wait for the PV product behind the softmax in the machine code, too?",
+    question="Would it be faster to keep the wait for the PV product after the softmax in the machine code, too?",
     base="pv_wait_after_max",
     values=("off", "on"),
     problems=(standard(head_dim=64), FULL, HEADLINE, standard(head_dim=256)),

@@ -120,7 +120,7 @@ def test_a_launch_asks_for_clusters(monkeypatch):
 def test_the_lens_tells_of_clusters(capsys):
     assert inspect(["two_cta_mma", "--against", "multicast", "--head-dim", "64"]) == 0
     told = capsys.readouterr().out
-    for word in ("blocks a cluster", "UTCHMMA.2CTA", "UTMALDG.MULTICAST", "UTCBAR.2CTA.MULTICAST", "UCGABAR_WAIT"):
+    for word in ("blocks per cluster", "UTCHMMA.2CTA", "UTMALDG.MULTICAST", "UTCBAR.2CTA.MULTICAST", "UCGABAR_WAIT"):
         assert word in told
     assert inspect(["tensor_memory", "--head-dim", "64"]) == 0
-    assert "blocks a cluster" not in capsys.readouterr().out
+    assert "blocks per cluster" not in capsys.readouterr().out

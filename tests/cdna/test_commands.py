@@ -18,7 +18,7 @@ def test_inspect_shows_what_a_step_is_made_for(capsys):
         "register move",
         "direct to LDS",
         "scalar registers a wave",
-        "waves a SIMD, as registers allow",
+        "waves per SIMD, as registers allow",
     ):
         assert re.search(rf"^ +{row} +\d", out, re.MULTILINE), row
     assert "tensor core " not in out  # a kind that AMD's code has not
@@ -35,8 +35,8 @@ def test_a_survey_of_amds_architectures_has_the_steps_that_are_for_them(capsys):
     assert inspect.main(["all", "--arch", "gfx950"]) == 0
     out = capsys.readouterr().out
     assert "703 wave_priorities" in out and "200 wgmma" not in out and "2 mma" not in out
-    assert "VGPRs, AGPRs, SGPRs, scratch bytes, LDS KiB, waves a SIMD" in " ".join(out.split())
-    assert "spilled bytes a thread" not in out
+    assert "VGPRs, AGPRs, SGPRs, scratch bytes, LDS KiB, waves per SIMD" in " ".join(out.split())
+    assert "spilled bytes per thread" not in out
 
 
 def test_a_survey_of_all_tells_of_every_maker_what_belongs_to_it(monkeypatch, tmp_path):

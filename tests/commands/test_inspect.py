@@ -34,7 +34,7 @@ def test_inspect_compares_two_steps():
     status, out, err = call("exp2", "--against", "mma", "--arch", "sm_90")
     assert status == 0 and err == ""
     assert "2 mma" in out and "3 exp2" in out and "Different code." in out
-    assert "registers a thread" in out and "instructions a K/V tile, hot loop" in out
+    assert "registers per thread" in out and "instructions per K/V tile, hot loop" in out
     assert "step002_mma.py" in out and "TMA Load instruction" in out and "k = ct.load(" in out
     assert "matrix products and softmax take turns" in " ".join(out.split())
     assert "The same code." in call("4", "--against", "3")[1]
@@ -139,7 +139,7 @@ def test_a_compiler_that_fails_for_one_architecture_still_serves_the_others(fake
     status, out, err = call("exp2", "--arch", "sm_80,sm_90")
     assert status == 2
     assert err == "steps.inspect: sm_80: tileiras failed for sm_80: error: out of luck\n"
-    assert "sm_90, tileiras" in out and "registers a thread" in out
+    assert "sm_90, tileiras" in out and "registers per thread" in out
 
 
 def test_a_compiler_that_fails_on_one_step_stops_no_other(fake_tileiras, monkeypatch):

@@ -209,7 +209,7 @@ def test_a_run_on_the_cpu(inline, tmp_path):
     status, out, err = call(*arguments, "--output-dir", tmp_path, "--seed", 5)
     assert status == 0, err
     assert "No GPU is used" in out and "default to 1 and 2 here (4 and 32 on a GPU)" in out
-    assert "hot loop: instructions a K/V tile" in out
+    assert "hot loop: instructions per K/V tile" in out
     for seq_len in (96, 130):
         [folder] = tmp_path.glob(f"cpu-*/b1_h2_s{seq_len}_d64_fp16_causal")
         assert {p.name for p in folder.iterdir()} == {"results.json", "results.csv", "report.md", "log.txt", "figures"}

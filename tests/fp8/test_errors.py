@@ -47,7 +47,10 @@ def test_records_are_set_beside_the_peer(monkeypatch):
     monkeypatch.setattr(summary, "recorded_grid", lambda _: runs)
     ratios = [run.speedup(run.by_speed()[0], run.measurement("flash_attn_3")).median for run in runs]
     told, shown = summary.beside("flash_attn_3", "fp8").parts
-    assert f"Recorded are {len(runs)} of 30" in told and f"{math.prod(ratios) ** (1 / len(ratios)):.2f} times" in told
+    assert (
+        f"Of 30 problems {len(runs)} have been recorded." in told
+        and f"{math.prod(ratios) ** (1 / len(ratios)):.2f} times" in told
+    )
     assert f"{ratios[0]:.2f}× {runs[0].by_speed()[0].label.split()[0]} |" in shown
     [nothing] = summary.beside("flash_attn_9", "fp8").parts
     assert nothing == "No record of this grid holds flash_attn_9."

@@ -1,5 +1,6 @@
 """Pictures tell what the kernels do, and show all of it."""
 
+import itertools
 import re
 
 import matplotlib.colors
@@ -11,6 +12,7 @@ from tests.shapes import problem
 from tutorial_lib import drawings, pictures
 from tutorial_lib.architectures import ARCHITECTURES, REFERENCE_GPUS
 from tutorial_lib.gpu_picture import gpu_picture
+from tutorial_lib.plots import figure_with_axes
 
 
 @pytest.mark.parametrize("shape", [problem(), problem(causal=False), problem(seq_len_q=77, seq_len_kv=200)])
@@ -65,3 +67,17 @@ def test_tiles_are_drawn_to_scale_and_named_with_their_sizes():
     named = {tuple(map(int, found)) for text in axes.texts for found in re.findall(r"(\d+) × (\d+)", text.get_text())}
     assert {(64, 256), (256, 128), (64, 128), (128, 256)} == {size for size in named if size[1] > 1}
     assert {size for size in named if size[1] > 1} <= sizes
+
+
+def test_names_of_points_cover_no_point_and_no_other_name():
+    axes = figure_with_axes(4, 3)[1]
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    points = [(0.5, 0.5), (0.51, 0.5), (0.5, 0.52), (0.99, 0.5)]
+    named = [(f"step {n}", at, "black", pictures.BESIDE + pictures.FURTHER) for n, at in enumerate(points)]
+    pictures._name(axes, [*named, ("no room", points[0], "black", [])], points)
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts if text.get_text()}
+    assert list(boxes) == [name for name, *_ in named]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes.values(), 2))
+    at = axes.transData.transform(points)
+    assert not any(box.contains(*point) for box in boxes.values() for point in at)
+    assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 for box in boxes.values())
