@@ -15,7 +15,7 @@ from steps.core.fused import FusedStep
 from steps.core.ladder import get_step
 from steps.core.step import Step, Unsupported
 from steps.exporting.launches import Launch, Raw, launch_of, with_lse
-from steps.exporting.others import for_other_problems
+from steps.exporting.others import for_another_head_dim
 from steps.writing.flat import formatted, import_lines
 from steps.writing.trees import LINE_LENGTH, fresh
 from steps.writing.values import plain_function
@@ -70,7 +70,7 @@ def standalone(step: Step, problem: Problem, arch: str | None = None, lse: bool 
     """
     arch = arch or step.made_for
     launch, text = program(step, problem, arch, lse)
-    others = for_other_problems(step, problem, text, lambda other: program(step, other, arch, lse)[1])
+    others = for_another_head_dim(step, problem, text, lambda other: program(step, other, arch, lse)[1])
     return formatted(f'"""{header(step, problem, arch, launch, others, lse)}"""\n\n{text}')
 
 
@@ -102,7 +102,7 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
 
 
 def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str, lse: bool) -> str:
-    """What the program says of itself. others: what it says of other problems. lse: whether it returns that."""
+    """What the program says of itself. others: what it says of another head_dim. lse: whether it returns that."""
     what = {"forward": "Attention", "backward": "Gradients of attention", "paged": "Attention to keys in pages"}
     language = {"cutile": "cuTile", "triton": "Triton"}.get(step.backend, "Gluon")
     mask = [f"a sliding window of {problem.window}"] if problem.window else ["a causal mask"] if problem.causal else []
@@ -194,8 +194,9 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
 
 def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str) -> str:
     """The templates filled in. What stands in them often has the kernel's name, or one of the host's own."""
+    known = vars(module_in(kernel))
     named = values | {
-        field: Raw(theirs if f"\n{theirs} = {values.get(field)}\n" in kernel else own)
+        field: Raw(theirs if isinstance(known.get(theirs), int) and known[theirs] == values.get(field) else own)
         for field, (own, theirs, _) in NAMES.items()
     }
     text = "\n\n".join(
@@ -204,7 +205,7 @@ def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str
     lines, taken = [], []
     for field, (own, theirs, said) in NAMES.items():
         if re.search(rf"\b{own}\b", text):
-            if f"\n{theirs} = gl.constexpr({values[field]})\n" in kernel:
+            if getattr(known.get(theirs), "value", None) == values[field]:
                 taken.append((own, f"{theirs}.value"))
             else:
                 lines.append(f"{own} = {values[field]!r}  # {said}\n")

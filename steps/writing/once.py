@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import libcst as cst
 
-from steps.writing.trees import Rewriter, assignment, bare, code, is_heading, pure, small, uses
+from steps.writing.inline import Rename
+from steps.writing.trees import Rewriter, assignment, bare, code, effectless, found_in, is_heading, small, uses
+
+SHORT, TERSE = 104, 60  # characters of a line that has taken up an expression, and of that
+PLACES = ("index", "reshape", "slice", "permute", "to", "num_programs", "program_id", "stride")  # calls that may be in it
 
 
 def said_once(function: cst.FunctionDef) -> cst.FunctionDef:
@@ -19,6 +23,46 @@ def said_once(function: cst.FunctionDef) -> cst.FunctionDef:
         return [line for line in lines if line.comment]
 
     return _above(function.visit(_Less()), once)
+
+
+def named_less(function: cst.FunctionDef) -> cst.FunctionDef:
+    """The function without names that are assigned to be read once, in the next line, where that stays short."""
+    while True:
+        counts = uses(function.body)
+        once = {name for name, n in counts.loads.items() if n == 1 and counts.stores[name] == 1}
+        shorter = function.visit(_NamedLess(once))
+        if shorter.deep_equals(function):
+            return function
+        function = shorter
+
+
+class _NamedLess(Rewriter):
+    """Puts what a name is assigned where the next line reads it. once: names that are assigned and read once."""
+
+    def __init__(self, once: set[str]):
+        self.once = once
+
+    def replace(self, statement, following):
+        line, (target, value) = small(statement), assignment(statement) or (None, None)
+        then = small(following[0]) if following else None
+        if not isinstance(line, cst.Assign) or not isinstance(target, cst.Name) or target.value not in self.once:
+            return None
+        if then is None or isinstance(then, cst.AnnAssign) or uses(then).loads[target.value] != 1:
+            return None
+        if statement.trailing_whitespace.comment or not _is_plain(value):
+            return None
+        put = following[0].visit(Rename({target.value: value}))
+        if len(code(small(put))) > SHORT or (statement.leading_lines and put.leading_lines):
+            return None
+        following[0] = put.with_changes(leading_lines=statement.leading_lines or put.leading_lines)
+        return []
+
+
+def _is_plain(value: cst.BaseExpression) -> bool:
+    """Whether an expression computes where something is, or a few numbers, and is short."""
+    calls = [call for call in uses(value).calls if isinstance(call, cst.Call)]
+    plain = all(isinstance(call.func, cst.Attribute) and call.func.attr.value in PLACES for call in calls)
+    return plain and len(code(value)) <= TERSE and not found_in(value, cst.IfExp, cst.Comparison, cst.BooleanOperation)
 
 
 def _above(node, once):
@@ -78,7 +122,7 @@ def _holds_already(statement: cst.CSTNode, before: list) -> bool:
         return False
     target, value = found
     names = {*uses(value).loads, code(target)}
-    if not isinstance(target, cst.Name) or target.value in uses(value).loads or not pure(value):
+    if not isinstance(target, cst.Name) or target.value in uses(value).loads or not effectless(value):
         return False
     for other in reversed(before):
         if isinstance(small(other), cst.Assign) and code(small(other)) == code(small(statement)):
