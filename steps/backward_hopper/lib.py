@@ -41,7 +41,6 @@ def await_written(left: gl.constexpr):
     gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
-
 @builtin
 def async_reduce_shared_to_global(tensor_desc, coord, src, _semantic=None):
     """Ask TMA to add a tile in shared memory to one in global memory: PTX's cp.reduce.async.bulk.tensor, ``.add``.

@@ -30,22 +30,21 @@ def prepare_rows(aside, first_row, line, clear, rows: gl.constexpr, variant: gl.
     lse = gl.load(lse_rows + far * lse_strides[2])
     o_rows = aside.output + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
     do_rows = aside.d_output + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
-    o_places = o_rows + (far[:, None] * o_strides[2] + column[None, :])
-    do_places = do_rows + (far[:, None] * do_strides[2] + column[None, :])
+    o_rows += far[:, None] * o_strides[2] + column[None, :]
+    do_rows += far[:, None] * do_strides[2] + column[None, :]
     if variant.columns < D:
         some = (column < variant.columns)[None, :]
-        o, do = gl.load(o_places, mask=some, other=0.0), gl.load(do_places, mask=some, other=0.0)
+        o, do = gl.load(o_rows, mask=some, other=0.0), gl.load(do_rows, mask=some, other=0.0)
     else:
-        o, do = gl.load(o_places), gl.load(do_places)
+        o, do = gl.load(o_rows), gl.load(do_rows)
     row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
     gl.store(aside.numbers + (aside.batches * aside.heads + own) * aside.padded + row, gl.where(there, row_sum, 0.0))
     INVERSE_LN2: gl.constexpr = 1.4426950408889634
     there &= lse > float("-inf")
     gl.store(aside.numbers + own * aside.padded + row, gl.where(there, lse * INVERSE_LN2, float("inf")))
     if clear:
-        ELEMENTS: gl.constexpr = rows * D
-        offset = (line.to(gl.int64) * aside.padded + first_row) * D + gl.arange(0, ELEMENTS, ZEROS)
-        gl.store(aside.sums + offset, gl.full([ELEMENTS], 0.0, gl.float32, ZEROS))
+        offset = (line.to(gl.int64) * aside.padded + first_row) * D + gl.arange(0, rows * D, ZEROS)
+        gl.store(aside.sums + offset, gl.full([rows * D], 0.0, gl.float32, ZEROS))
 
 
 @gluon.jit
@@ -141,14 +140,14 @@ def scaled(
     the sequence and of the last tile; kv heads, of a sequence and of all; and heads of dQ.
     """
     variant.begin.wait()
-    i, n = gl.program_id(0), variant.line_of_block()
+    i, line = gl.program_id(0), first_line + variant.line_of_block()
     if variant.sharing > 1:
         seq_len_kv, key_padded, kv_heads, of_keys, of_queries = key_numbers
-        key_line = n - of_queries
+        key_line = line - first_line - of_queries
         if key_line < 0:
             if i * variant.tile.query < padded:
                 round_tile(
-                    Sums, DQ, dq_strides, scale, i, first_line + n, seq_len_q, padded, heads, variant.adding.by_tma,
+                    Sums, DQ, dq_strides, scale, i, line, seq_len_q, padded, heads, variant.adding.by_tma,
                     variant,
                 )  # fmt: skip
         elif i * variant.tile.query < key_padded:
@@ -162,6 +161,4 @@ def scaled(
                     variant,
                 )  # fmt: skip
     else:
-        round_tile(
-            Sums, DQ, dq_strides, scale, i, first_line + n, seq_len_q, padded, heads, variant.adding.by_tma, variant
-        )
+        round_tile(Sums, DQ, dq_strides, scale, i, line, seq_len_q, padded, heads, variant.adding.by_tma, variant)

@@ -55,7 +55,7 @@ class Launch:
 
 REWRITTEN = (
     "Not included: the tutorial's step also has its PTX rewritten, by a hook in Triton: descriptors of wgmma are made "
-    "where they are used, and barriers between warps that nothing needs may go."
+    "where they are used, and there are fewer barriers between warps."
 )
 PAIRED = (
     "Not included: on this problem the tutorial's step also has two neighboring blocks share what TMA brings of keys "

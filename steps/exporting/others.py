@@ -60,19 +60,12 @@ def _compared(own: tuple[dict, dict], other: tuple[dict, dict]) -> str:
     (constants, functions), (its_constants, its_functions) = own, other
     new = {name: value for name, value in its_constants.items() if not _same(value, constants.get(name))}
     told = [f"{name} {ast.unparse(value)}" for name, value in new.items() if not isinstance(value, ast.Call | ast.Name)]
-    for what, names in {
-        "other layouts": [name for name, value in new.items() if _is_layout(value) or _is_layout(constants.get(name))],
-        "other lines in": [name for name, its in its_functions.items() if its != functions.get(name, its)],
-        "also has": [name for name in its_functions if name not in functions],
-        "has no": [name for name in functions if name not in its_functions],
-    }.items():
-        told += [f"{what} {', '.join(names)}"] if names else []
+    layouts = [name for name, value in new.items() if isinstance(value, ast.Call)]
+    told += [f"other layouts {', '.join(layouts)}"] if layouts else []
+    changed = [name for name in functions | its_functions if functions.get(name) != its_functions.get(name)]
+    told += [f"other lines in {', '.join(changed)}"] if changed else []
     return "; ".join(told) or "the same kernel and launch"
 
 
 def _same(value: ast.expr, before: ast.expr | None) -> bool:
     return before is not None and ast.unparse(value) == ast.unparse(before)
-
-
-def _is_layout(value: ast.expr | None) -> bool:
-    return isinstance(value, ast.Call) and ast.unparse(value.func).endswith("Layout")

@@ -50,6 +50,11 @@ INPUTS = {
     "paged": "q, k_pages, v_pages, page_table, lengths",
 }
 HALVES = {"forward": "q, k, v", "backward": "q, k, v, o, do", "paged": "q, k_pages, v_pages"}  # of the problem's type
+COMPARED = {
+    "forward": '[("o", ours(), theirs(), exact(q, k, v))]',
+    "backward": 'zip(("dq", "dk", "dv"), ours(), theirs(), right)',
+    "paged": '[("o", ours(), theirs(), right)]',
+}
 OUTPUTS = {"forward": ("o",), "backward": ("dq", "dk", "dv"), "paged": ("o",)}
 GPUS = {
     "sm_80": "A100",
@@ -93,7 +98,7 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
     names: dict[str, Raw] = {}
     for name, (entry, _) in kernels.items():
         names[name] = Raw(fresh(plain_function(entry).__name__, names.values()))
-    values = {**common(step, problem, arch), **launch.values, **names, "lse": lse}
+    values = {**common(step, problem, arch, lse), **launch.values, **names, "lse": lse}
     values |= {name: _constant(text, layout) for name, layout in launch.layouts.items()}
     text = joined(text, host_code((*launch.hosts, "main"), values, text))
     if found := re.search(r"^(?:from|import) (?:steps|tutorial_lib)\b.*", text, re.MULTILINE):
@@ -151,7 +156,7 @@ def gpu(arch: str) -> str:
     return f"an NVIDIA GPU of compute capability {arch[3:-1]}.{arch[-1]}{names}"
 
 
-def common(step: Step, problem: Problem, arch: str) -> dict:
+def common(step: Step, problem: Problem, arch: str, lse: bool) -> dict:
     """What all programs are told."""
     keys = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)
     if problem.page_size:
@@ -172,7 +177,7 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
         "page_size": problem.page_size,
         "lengths": list(problem.lengths_in_pages) if problem.page_size else None,
         **{name: step.direction == name for name in OUTPUTS},
-        "outputs": OUTPUTS[step.direction],
+        "compared": Raw("compared" if lse else COMPARED[step.direction]),
         "shape_q": (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim),
         "shape_k": keys,
         "shape_v": (*keys[:3], problem.value_dim),

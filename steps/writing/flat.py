@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from steps.writing.inline import inline
-from steps.writing.once import named_less, said_once
+from steps.writing.once import dissolved, named_less, said_once
 from steps.writing.program import Program
 from steps.writing.prune import as_record
 from steps.writing.tidy import Text
@@ -45,7 +45,7 @@ ROLES = re.compile(
     re.MULTILINE,
 )
 MATRICES = "LinearLayout("  # which ruff would spread over many lines
-NUMBER = re.compile(r"(?:(?P<wrapper>[\w.]+)\()?(?P<number>-?\d+)\)?")
+NUMBER = re.compile(r"(?:(?P<wrapper>[\w.]+)\()?(?P<number>-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\)?")
 EXPLODED = re.compile(
     r"^(?P<front>(?P<margin> *)\S.*[(\[])\n(?P<inner>(?:(?P=margin)    \S.*,\n){3,})(?P=margin)(?P<end>[)\]]+)$",
     re.MULTILINE,
@@ -74,6 +74,8 @@ def flatten(
     text = Text(program, keep, alone)
     modules = {function.name: function.function.__module__ for function in program.functions.values()}
     text.functions = inline(text.documented(), modules, {*text.entries, *keep}, alone)
+    if alone:
+        text.functions = {name: dissolved(tree, text.fields.names) for name, tree in text.functions.items()}
     text.tidy()
     text.functions = {name: said_once(tree) for name, tree in text.documented().items()}
     if alone:
@@ -246,7 +248,7 @@ def _broken(line: str) -> str:
     if line.startswith(f"{margin}# "):
         begin = f"{margin}# "
         return textwrap.fill(line.removeprefix(begin), LINE_LENGTH, initial_indent=begin, subsequent_indent=begin)
-    if " = " in line.partition("(")[0]:  # a constant
+    if " = " in line.partition("(")[0] and not margin:  # a constant
         return _hung(line.removesuffix(SKIP))
     front, _, rest = line.removesuffix(SKIP).partition("(")
     inner, _, end = rest.rpartition(")")
