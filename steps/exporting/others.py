@@ -27,7 +27,7 @@ def for_another_head_dim(step: Step, problem: Problem, text: str, make: Callable
         other = _parts(make(replace(problem, head_dim=head_dim)))
     except (Unsupported, ValueError):  # no such program, or no such problem
         return ""
-    told = f"With --head-dim {head_dim} it writes another program: {_compared(_parts(text), other)}."
+    told = f"With --head-dim {head_dim} it writes: {_compared(_parts(text), other)}."
     return textwrap.fill(told, LINE_LENGTH)
 
 
@@ -60,7 +60,7 @@ def _compared(own: tuple[dict, dict], other: tuple[dict, dict]) -> str:
     (constants, functions), (its_constants, its_functions) = own, other
     new = {name: value for name, value in its_constants.items() if not _same(value, constants.get(name))}
     told = [f"{name} {ast.unparse(value)}" for name, value in new.items() if not isinstance(value, ast.Call | ast.Name)]
-    layouts = [name for name, value in new.items() if isinstance(value, ast.Call)]
+    layouts = [name for name, value in new.items() if isinstance(value, ast.Call) and name.isupper()]
     told += [f"other layouts {', '.join(layouts)}"] if layouts else []
     changed = [name for name in functions | its_functions if functions.get(name) != its_functions.get(name)]
     told += [f"other lines in {', '.join(changed)}"] if changed else []
