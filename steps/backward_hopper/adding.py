@@ -179,8 +179,8 @@ def store_for_tma(d_query, tiles, waits: gl.constexpr, warpgroup: gl.constexpr, 
     """
     if waits:
         tma.store_wait(0)
-    d_query = variant.adding.order(d_query, variant)
     slot = tiles.d_query.index(warpgroup)
+    d_query = variant.adding.order(d_query, variant)
     SHAPE: gl.constexpr = [variant.query_rows, variant.query_columns]
     if variant.adding.fours:
         slot.reinterpret(gl.float32, SHAPE, variant.shared_fours).store(d_query)

@@ -348,10 +348,10 @@ NOBODY = Helpers(None, None, nothing, nothing, ())
 @gluon.jit
 def fetch_rows(array, ring, numbers, number_ring, filled, n, batch, head, row, line):
     """Ask TMA for a tile of queries of Q or dO, and for its log-sum-exps or row sums, to fill the n-th slot."""
-    full = filled.index(n)
+    full, slot, rest = filled.index(n), ring.index(n), number_ring.index(n)
     mbarrier.expect(full, array.nbytes_per_cta + numbers.nbytes_per_cta)
-    tma.async_load(array, [batch, head, row, 0], full, ring.index(n))
-    tma.async_load(numbers, [line, row], full, number_ring.index(n))
+    tma.async_load(array, [batch, head, row, 0], full, slot)
+    tma.async_load(numbers, [line, row], full, rest)
 
 
 @gluon.jit

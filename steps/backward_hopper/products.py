@@ -81,8 +81,8 @@ def issue_d_query(d_scores, keys, variant: gl.constexpr):
 @gluon.jit
 def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Begin this warpgroup's share of an iteration's dQ: its queries, or its columns."""
-    keys = keys_of(tiles.key, variant)
     d_scores = tiles.d_scores.index(iteration & 1)
+    keys = keys_of(tiles.key, variant)
     if warpgroup == 1 and variant.query_piece is not None:
         PIECE: gl.constexpr = variant.query_piece
         none = gl.full([variant.query_rows, PIECE], 0.0, gl.float32, variant.query_piece_sums)
