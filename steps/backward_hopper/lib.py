@@ -348,9 +348,9 @@ NOBODY = Helpers(None, None, nothing, nothing, ())
 @gluon.jit
 def fetch_rows(array, ring, numbers, number_ring, filled, n, batch, head, row, line):
     """Ask TMA for a tile of queries of Q or dO, and for its log-sum-exps or row sums, to fill the n-th slot."""
-    full, slot, rest = filled.index(n), ring.index(n), number_ring.index(n)
+    full, tile, rest = filled.index(n), ring.index(n), number_ring.index(n)
     mbarrier.expect(full, array.nbytes_per_cta + numbers.nbytes_per_cta)
-    tma.async_load(array, [batch, head, row, 0], full, slot)
+    tma.async_load(array, [batch, head, row, 0], full, tile)
     tma.async_load(numbers, [line, row], full, rest)
 
 
@@ -368,14 +368,14 @@ def produce(arrays, tiles, barriers, work, aside, variant: gl.constexpr):
     for iteration in range(variant.group_size * work.a_head):
         head, i = position(work, iteration, variant)
         row, line = i * variant.tile.query, work.batch * work.heads + head
-        stage, used = iteration % STAGES, iteration // STAGES & 1 ^ 1
-        mbarrier.wait(barriers.query_empty.index(stage), used)
+        slot, used = iteration % STAGES, iteration // STAGES & 1 ^ 1
+        mbarrier.wait(barriers.query_empty.index(slot), used)
         fetch_rows(
-            arrays.query, tiles.query, arrays.numbers, tiles.lse, barriers.query_full, stage, work.batch, head, row,
+            arrays.query, tiles.query, arrays.numbers, tiles.lse, barriers.query_full, slot, work.batch, head, row,
             line,
         )  # fmt: skip
-        mbarrier.wait(barriers.d_output_empty.index(stage), used)
+        mbarrier.wait(barriers.d_output_empty.index(slot), used)
         fetch_rows(
-            arrays.d_output, tiles.d_output, arrays.numbers, tiles.row_sum, barriers.d_output_full, stage, work.batch,
+            arrays.d_output, tiles.d_output, arrays.numbers, tiles.row_sum, barriers.d_output_full, slot, work.batch,
             head, row, work.batches * work.heads + line,
         )  # fmt: skip
