@@ -9,6 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from steps.backward_hopper.lib import Aside
 from steps.backward_hopper.rows import prepare_rows
 from steps.blackwell.together import cluster_ring
 
@@ -48,7 +49,7 @@ def numbers_of(Numbers, line, row, count: gl.constexpr, padded, layout: gl.const
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches"])
 def prepare(Out, DO, LSE, Numbers, strides, seq_len_q, padded, heads, batches, variant: gl.constexpr):
     """For every query the log-sum-exp in base 2, and behind all of these D, the sum of dO O over head_dim."""
-    prepare_rows(
-        Out, DO, LSE, Numbers, strides, gl.program_id(0) * variant.tile.query, gl.program_id(1), gl.program_id(2),
-        heads, batches, seq_len_q, padded, variant.tile.query, variant.rows, variant,
-    )  # fmt: skip
+    ROWS: gl.constexpr = variant.tile.query
+    aside = Aside(None, Out, DO, LSE, Numbers, None, None, strides, None, seq_len_q, padded, heads, batches)
+    line = gl.program_id(2) * heads + gl.program_id(1)
+    prepare_rows(aside, gl.program_id(0) * ROWS, line, False, ROWS, variant)

@@ -37,11 +37,6 @@ class Rows:
         """Columns of a tile that tensors have: all."""
         return self.head_dim
 
-    @cached_property
-    def rows(self) -> gl.BlockedLayout:
-        """Rows [query, head_dim]: a lane has 8 columns, and a warp a row."""
-        return gl.BlockedLayout([1, 8], [1, 32], [ROW_WARPS, 1], [1, 0])
-
 
 @dataclass(frozen=True)
 class Variant:

@@ -24,7 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from steps.backward_hopper.lib import AWAIT, WRITTEN, Helpers, async_reduce_shared_to_global, nothing, position
+from steps.backward_hopper.lib import AWAIT, Helpers, async_reduce_shared_to_global, await_written, nothing, position
 from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
 
@@ -86,9 +86,11 @@ def with_zeros(d_query, variant: gl.constexpr):
 def corner(iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Where a warpgroup's dQ of an iteration's tile of queries begins: [batch, head, row, column]."""
     head, i = position(work, iteration, variant)
-    first_row = i * variant.tile.query + (warpgroup * variant.query_rows if variant.rows_apart else 0)
-    first_column = 0 if variant.rows_apart else warpgroup * variant.query_columns
-    return [work.batch, head, first_row, first_column]
+    row = i * variant.tile.query
+    if variant.rows_apart:
+        return [work.batch, head, row + warpgroup * variant.query_rows, 0]
+    else:
+        return [work.batch, head, row, warpgroup * variant.query_columns]
 
 
 # --- from registers ---
@@ -119,9 +121,8 @@ def in_pairs(d_query, variant: gl.constexpr):
 @gluon.jit
 def fours_together(x, layout: gl.constexpr):
     """A tile with other columns side by side: of 16, a lane has two, and two that lie 8 further. No number moves."""
-    ROWS: gl.constexpr = x.shape[0]
-    COLUMNS: gl.constexpr = x.shape[1]
-    x = x.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS])
+    x = x.reshape([x.shape[0], x.shape[1] // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
+    x = x.reshape([x.shape[0], 16 * x.shape[1]])
     return gl.convert_layout(x, layout, assert_trivial=True)
 
 
@@ -166,19 +167,25 @@ def add_columns_to_keys(
 @gluon.jit
 def store_for_adder(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Store a warpgroup's dQ where TMA reads it, and let the warp that adds see to the rest."""
-    store_for_tma(d_query, tiles, warpgroup, variant)
+    store_for_tma(d_query, tiles, False, warpgroup, variant)
     fence_async_shared()
 
 
 @gluon.jit
-def store_for_tma(d_query, tiles, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Store a warpgroup's dQ where TMA reads it. A fence must follow."""
+def store_for_tma(d_query, tiles, waits: gl.constexpr, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Store a warpgroup's dQ where TMA reads it, and has read the last. A fence must follow.
+
+    waits: for TMA, for which somebody else may have waited.
+    """
+    if waits:
+        tma.store_wait(0)
     slot = tiles.d_query.index(warpgroup)
-    shape: gl.constexpr = [variant.query_rows, variant.query_columns]
+    d_query = variant.adding.order(d_query, variant)
+    SHAPE: gl.constexpr = [variant.query_rows, variant.query_columns]
     if variant.adding.fours:
-        slot.reinterpret(gl.float32, shape, variant.shared_fours).store(in_fours(d_query, variant))
+        slot.reinterpret(gl.float32, SHAPE, variant.shared_fours).store(d_query)
     else:
-        slot.reshape(shape).store(d_query)
+        slot.reshape(SHAPE).store(d_query)
 
 
 @gluon.jit
@@ -193,16 +200,14 @@ def let_tma_add(arrays, tiles, iteration, work, warpgroup: gl.constexpr, variant
 @gluon.jit
 def add_by_tma(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Store a warpgroup's dQ when TMA has read the last one, and ask it to add this one."""
-    tma.store_wait(0)
-    store_for_tma(d_query, tiles, warpgroup, variant)
+    store_for_tma(d_query, tiles, True, warpgroup, variant)
     let_tma_add(arrays, tiles, iteration, work, warpgroup, variant)
 
 
 @gluon.jit
 def store_to_add_later(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Store a warpgroup's dQ when TMA has read the last one. TMA adds it when the next scores are under way."""
-    tma.store_wait(0)
-    store_for_tma(d_query, tiles, warpgroup, variant)
+    store_for_tma(d_query, tiles, True, warpgroup, variant)
 
 
 @gluon.jit
@@ -249,7 +254,7 @@ def blocks_before(iteration, work, variant: gl.constexpr):
 def pass_on(aside, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Count this block at an iteration's tile, to which it has added."""
     if variant.adding.by_tma:
-        gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        await_written(0)
     gl.barrier()  # one thread counts for all
     gl.atomic_add(count_of(aside, iteration, work, warpgroup, variant), 1, sem="release", scope="gpu")
 

@@ -19,7 +19,7 @@ def fmha_backward(
     barriers = rings(variant)
     fence_async_shared()  # TMA sees the barriers
     work = own_work(seq_len_q, seq_len_kv, heads, batches, variant)
-    aside = Aside(Counts, None, None, None, None, AllSums, DQ, None, None, seq_len_q, padded)
+    aside = Aside(Counts, None, None, None, None, AllSums, DQ, None, None, seq_len_q, padded, heads, batches)
 
     # --- who does what; the first warpgroup's warps are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers

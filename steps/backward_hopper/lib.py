@@ -29,10 +29,16 @@ AWAIT = gl.constexpr(
     " again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 wrong, seen, $2; @wrong bra again;"
     " fence.proxy.async.global; mov.b32 $0, seen; }"
 )
-# Gluon's store_wait waits until TMA has read shared memory; this, until it has written global memory, too.
-# [PTX ISA: cp.async.bulk.wait_group]
-WRITTEN = gl.constexpr("cp.async.bulk.wait_group 0; mov.b32 $0, 0;")
-WRITTEN_BUT_TWO = gl.constexpr("cp.async.bulk.wait_group 2; mov.b32 $0, 0;")  # the last two may be under way
+
+
+@gluon.jit
+def await_written(left: gl.constexpr):
+    """Wait until TMA has written global memory, but for so many of what it was asked last.
+
+    Gluon's store_wait waits until TMA has read shared memory. [PTX ISA: cp.async.bulk.wait_group]
+    """
+    WRITTEN: gl.constexpr = f"cp.async.bulk.wait_group {left}; mov.b32 $0, 0;"
+    gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @builtin
@@ -47,7 +53,8 @@ def async_reduce_shared_to_global(tensor_desc, coord, src, _semantic=None):
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
 
 
-# --- when the kernels of a call begin ---
+# --- when the kernels of a call begin: early, the next one as soon as all blocks let it, or have ended ---
+# [PTX ISA: griddepcontrol]
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,7 @@ EARLY = Begin(await_kernels_before, let_next_begin, early=True)
 class Arrays(NamedTuple):
     """Arrays in global memory, as TMA knows them. numbers: log-sum-exps in base 2 [head, query], and D below them.
 
-    sums: dQ in float32, rows padded to whole tiles: a pointer, or for TMA to add to, and to clear. d_key, d_value:
-    where query heads have blocks of their own, pointers to the like for dK and dV.
+    sums: dQ in float32, in whole tiles. d_key, d_value: the like, where query heads have blocks of their own.
     """
 
     query: object
@@ -88,10 +94,9 @@ class Arrays(NamedTuple):
 
 
 class Aside(NamedTuple):
-    """What blocks read and write beside tiles, as pointers, with the strides of o, dO, the log-sum-exp and dQ.
+    """Pointers, and strides of o, dO, the log-sum-exp and dQ. counts: how far a head is, or who has added to a tile.
 
-    counts: what blocks count for each other: who has added to a tile of dQ, or how far a head is. rates: pieces of rows
-    to prepare and to scale in an iteration, times 2^16.
+    rates: pieces of rows to prepare, and to scale, in an iteration, times 2^16.
     """
 
     counts: object
@@ -103,8 +108,10 @@ class Aside(NamedTuple):
     d_query: object
     strides: object
     rates: object
-    seq_len_q: object
+    length: object
     padded: object
+    heads: object
+    batches: object
 
 
 class Tiles(NamedTuple):
@@ -133,9 +140,8 @@ class Handover(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers. full: TMA has filled a slot. empty: all warpgroups have read it.
+    """mbarriers. full: TMA has filled a slot, or dS is there. empty: all warpgroups have read it.
 
-    d_scores_full: between warpgroups, when all that write dS have. d_scores_empty: when all have multiplied it.
     done: when all warpgroups have read K and V for the last time, and when all have written dK and dV.
     turns: a warpgroup's completes when it is its turn to compute weights.
     sums_full, sums_empty: a warpgroup's dQ is in shared memory for the warp that adds it, and TMA has read it. Of two
@@ -161,21 +167,23 @@ class Barriers(NamedTuple):
 def rooms(dtype: gl.constexpr, variant: gl.constexpr):
     """Shared memory: tiles, and the slots of rings."""
     STAGES: gl.constexpr = variant.stages
-    QUERY_SHAPE: gl.constexpr = [STAGES, 1, 1, variant.tile.query, variant.head_dim]
-    KEY_SHAPE: gl.constexpr = [1, 1, variant.tile.key, variant.head_dim]
-    NUMBER_SHAPE: gl.constexpr = [STAGES, 1, variant.tile.query]
-    SCORE_SHAPE: gl.constexpr = [2, variant.tile.key, variant.tile.query]
-    D_QUERY: gl.constexpr = [1, 1, variant.query_rows, variant.query_columns]
-    SUM_SHAPE: gl.constexpr = [variant.warpgroups, 1, 1, variant.query_rows, variant.query_columns]
-    key = gl.allocate_shared_memory(dtype, KEY_SHAPE, variant.shared)
-    value = gl.allocate_shared_memory(dtype, KEY_SHAPE, variant.shared)
-    query = gl.allocate_shared_memory(dtype, QUERY_SHAPE, variant.shared)
-    lse = gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, variant.shared_numbers)
-    d_output = gl.allocate_shared_memory(dtype, QUERY_SHAPE, variant.shared)
-    row_sum = gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, variant.shared_numbers)
-    d_scores = gl.allocate_shared_memory(dtype, SCORE_SHAPE, variant.shared_scores)
-    d_query = gl.allocate_shared_memory(gl.float32, SUM_SHAPE, variant.shared_sums) if variant.adding.by_tma else None
-    zeros = gl.allocate_shared_memory(gl.float32, D_QUERY, variant.shared_sums) if variant.helpers.zeros else None
+    QUERY: gl.constexpr = variant.tile.query
+    KEY: gl.constexpr = variant.tile.key
+    D: gl.constexpr = variant.head_dim
+    ROWS: gl.constexpr = variant.query_rows
+    COLUMNS: gl.constexpr = variant.query_columns
+    key = gl.allocate_shared_memory(dtype, [1, 1, KEY, D], variant.shared)
+    value = gl.allocate_shared_memory(dtype, [1, 1, KEY, D], variant.shared)
+    query = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERY, D], variant.shared)
+    lse = gl.allocate_shared_memory(gl.float32, [STAGES, 1, QUERY], variant.shared_numbers)
+    d_output = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERY, D], variant.shared)
+    row_sum = gl.allocate_shared_memory(gl.float32, [STAGES, 1, QUERY], variant.shared_numbers)
+    d_scores = gl.allocate_shared_memory(dtype, [2, KEY, QUERY], variant.shared_scores)
+    d_query, zeros = None, None
+    if variant.adding.by_tma:
+        d_query = gl.allocate_shared_memory(gl.float32, [variant.warpgroups, 1, 1, ROWS, COLUMNS], variant.shared_sums)
+    if variant.helpers.zeros:
+        zeros = gl.allocate_shared_memory(gl.float32, [1, 1, ROWS, COLUMNS], variant.shared_sums)
     return Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query, zeros)
 
 
@@ -191,8 +199,7 @@ def rings(variant: gl.constexpr):
     turns = barrier_ring(2, 1) if variant.turns.barriers else None
     sums_full = barrier_ring(variant.helpers.hear, 1) if variant.helpers.hear else None
     sums_empty = barrier_ring(WARPGROUPS, 1) if variant.helpers.hear else None
-    keys_full = barrier_ring(1, 1)
-    query_empty = barrier_ring(STAGES, WARPGROUPS)
+    keys_full, query_empty = barrier_ring(1, 1), barrier_ring(STAGES, WARPGROUPS)
     d_output_full, d_output_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
     return Barriers(
         keys_full, query_full, query_empty, d_output_full, d_output_empty, d_scores_full, d_scores_empty, done, turns,
@@ -212,10 +219,9 @@ def room_for_weights(variant: gl.constexpr):
 
 
 class Work(NamedTuple):
-    """What a block computes: its tile of keys, and an iteration for each tile of queries, those of a head together.
+    """What a block computes: a tile of keys. head: of keys, or of queries with blocks of their own.
 
-    head: the kv head; where query heads have blocks of their own, the query head. first: the first tile of queries that
-    sees the keys; a_head: tiles from there; cut: tiles below it need the mask.
+    first: the first tile of queries that sees the keys; a_head: tiles of a head; cut: tiles below it need the mask.
     """
 
     key_row: object
@@ -307,9 +313,9 @@ class Helpers(Pieces):
     """Warps of the producer's warpgroup beside the producer. first, second: what they do, as
     f(arrays, tiles, barriers, work, scale, padded, aside, n, variant), where n is 0 and 1; None: there is none.
 
-    rows(aside, work, variant): the producer waits for rows that helpers have made. added(aside, work, two_behind,
-    variant): a warpgroup has added all that it adds to dQ; two_behind: and had TMA store dK and dV behind it. warps: of
-    first and second. hear: so many mbarriers tell them that dQ is there. zeros: whether they need zeros in shared
+    rows(aside, work, variant): the producer waits for rows that helpers have made. added(aside, work, left, variant): a
+    warpgroup has added all that it adds to dQ; left: and asked TMA for so much else behind it. warps: of first and
+    second. hear: so many mbarriers tell them that dQ is there. zeros: whether they need zeros in shared
     memory.
     """
 
@@ -328,39 +334,36 @@ NOBODY = Helpers(None, None, nothing, nothing, ())
 
 
 @gluon.jit
-def fetch_rows(array, numbers, slot, number_slot, full, head, batch, i, line, variant: gl.constexpr):
-    """Ask TMA for the i-th tile of queries of Q or dO, and for its log-sum-exps or row sums."""
-    ROWS: gl.constexpr = variant.tile.query
+def fetch_rows(array, ring, numbers, number_ring, filled, n, batch, head, row, line):
+    """Ask TMA for a tile of queries of Q or dO, and for its log-sum-exps or row sums, to fill the n-th slot."""
+    full, tile, rest = filled.index(n), ring.index(n), number_ring.index(n)
     mbarrier.expect(full, array.nbytes_per_cta + numbers.nbytes_per_cta)
-    tma.async_load(array, [batch, head, i * ROWS, 0], full, slot)
-    tma.async_load(numbers, [line, i * ROWS], full, number_slot)
+    tma.async_load(array, [batch, head, row, 0], full, tile)
+    tma.async_load(numbers, [line, row], full, rest)
 
 
 @gluon.jit
 def produce(arrays, tiles, barriers, work, aside, variant: gl.constexpr):
     """The producer: fetches the block's keys and values, and then tiles of queries, each when its slot is empty."""
     STAGES: gl.constexpr = variant.stages
-    full = barriers.keys_full.index(0)
-    mbarrier.expect(full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
-    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], full, tiles.key)
-    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], full, tiles.value)
+    keys_full = barriers.keys_full.index(0)
+    mbarrier.expect(keys_full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
+    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], keys_full, tiles.key)
+    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], keys_full, tiles.value)
     variant.begin.let()
     variant.begin.wait()  # now: no kernel of this call has written keys or values
     variant.helpers.rows(aside, work, variant)
     for iteration in range(variant.group_size * work.a_head):
         head, i = position(work, iteration, variant)
-        line = work.batch * work.heads + head
-        stage = iteration % STAGES
-        used = iteration // STAGES & 1 ^ 1
-        mbarrier.wait(barriers.query_empty.index(stage), used)
-        full = barriers.query_full.index(stage)
+        row, line = i * variant.tile.query, work.batch * work.heads + head
+        slot, used = iteration % STAGES, iteration // STAGES & 1 ^ 1
+        mbarrier.wait(barriers.query_empty.index(slot), used)
         fetch_rows(
-            arrays.query, arrays.numbers, tiles.query.index(stage), tiles.lse.index(stage), full, head, work.batch, i,
-            line, variant,
+            arrays.query, tiles.query, arrays.numbers, tiles.lse, barriers.query_full, slot, work.batch, head, row,
+            line,
         )  # fmt: skip
-        mbarrier.wait(barriers.d_output_empty.index(stage), used)
-        full = barriers.d_output_full.index(stage)
+        mbarrier.wait(barriers.d_output_empty.index(slot), used)
         fetch_rows(
-            arrays.d_output, arrays.numbers, tiles.d_output.index(stage), tiles.row_sum.index(stage), full, head,
-            work.batch, i, work.batches * work.heads + line, variant,
+            arrays.d_output, tiles.d_output, arrays.numbers, tiles.row_sum, barriers.d_output_full, slot, work.batch,
+            head, row, work.batches * work.heads + line,
         )  # fmt: skip

@@ -86,6 +86,6 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.c
 
     # --- dK and dV ---
     variant.leave(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, warpgroup, variant)
-    TWO_BEHIND: gl.constexpr = warpgroup == 0 and variant.sharing == 1
-    variant.helpers.added(aside, work, TWO_BEHIND, variant)
+    LEFT: gl.constexpr = 2 if warpgroup == 0 and variant.sharing == 1 else 0  # dK and dV
+    variant.helpers.added(aside, work, LEFT, variant)
     tma.store_wait(0)

@@ -88,7 +88,7 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
         add_to_query(d_query, arrays, tiles, barriers, iterations - 1, work, padded, aside, 0, variant)
         variant.sequence.end(aside, iterations - 1, work, 0, variant)
     variant.leave(d_value, 1.0, tiles.d_output, arrays.d_value, work, variant)
-    variant.helpers.added(aside, work, False, variant)
+    variant.helpers.added(aside, work, 0, variant)
     tma.store_wait(0)
 
 
@@ -129,7 +129,7 @@ def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, varia
     if iterations > 0:
         variant.sequence.end(aside, iterations - 1, work, 1, variant)
     variant.leave(d_key, scale * LN2, tiles.query, arrays.d_key, work, variant)
-    variant.helpers.added(aside, work, False, variant)
+    variant.helpers.added(aside, work, 0, variant)
     tma.store_wait(0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from steps.backward_hopper.lib import Aside
 from steps.gluon import names  # noqa: F401
 
 SINK_WARPS = 16  # of a block that adds up the gradient of a head's sink
@@ -12,52 +13,41 @@ AT_ONCE = gl.constexpr(4096)  # rows that it loads at once: 8 a thread, as each 
 
 
 @gluon.jit
-def prepare_rows(
-    Out, DO, LSE, Numbers, strides, first_row, head, batch, heads, batches, seq_len_q, padded, rows: gl.constexpr,
-    layout: gl.constexpr, variant: gl.constexpr,
-):  # fmt: skip
-    """For a few rows of a head: the log-sum-exp in base 2 and D, the sum of dO O over head_dim.
+def prepare_rows(aside, first_row, line, clear, rows: gl.constexpr, variant: gl.constexpr):
+    """A few rows of a head: the log-sum-exp in base 2; D, the sum of dO O over head_dim; zeros for dQ, if ``clear``.
 
-    Rows past the end, and rows that see no key, get plus infinity: their weights will be zero. strides: of o, dO and
-    the log-sum-exp. rows, layout: how many rows, and how O and dO are held [row, head_dim].
+    Rows past the end, and rows that see no key, get plus infinity: their weights will be zero. line: the head, among
+    those of all batches. A lane has 16 columns of O and dO, in one row, which takes few addresses.
     """
     D: gl.constexpr = variant.head_dim
-    o_strides, do_strides, lse_strides = strides[0], strides[1], strides[2]
-    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, layout))
-    column = gl.arange(0, D, gl.SliceLayout(0, layout))
-    there = row < seq_len_q
-    far = gl.minimum(row, seq_len_q - 1).to(gl.int64)  # all may be asked for, and nobody waits to know which are there
-    line = batch.to(gl.int64) * heads + head
-
-    NONE: gl.constexpr = float("-inf")
-    lse_rows = LSE + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [512 // D, D // 16], [gl.num_warps(), 1], [1, 0])
+    ZEROS: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    o_strides, do_strides, lse_strides = aside.strides[0], aside.strides[1], aside.strides[2]
+    head, batch = line % aside.heads, line // aside.heads
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
+    there = row < aside.length
+    far = gl.minimum(row, aside.length - 1).to(gl.int64)  # all may be asked for, at once
+    own = batch.to(gl.int64) * aside.heads + head
+    lse_rows = aside.lse + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
     lse = gl.load(lse_rows + far * lse_strides[2])
-
-    # --- D ---
-    o_rows = Out + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
-    do_rows = DO + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
-    o_places = o_rows + (far[:, None] * o_strides[2] + column[None, :])
-    do_places = do_rows + (far[:, None] * do_strides[2] + column[None, :])
+    o_rows = aside.output + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
+    do_rows = aside.d_output + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
+    o_rows += far[:, None] * o_strides[2] + column[None, :]
+    do_rows += far[:, None] * do_strides[2] + column[None, :]
     if variant.columns < D:
-        own = (column < variant.columns)[None, :]
-        o, do = gl.load(o_places, mask=own, other=0.0), gl.load(do_places, mask=own, other=0.0)
+        some = (column < variant.columns)[None, :]
+        o, do = gl.load(o_rows, mask=some, other=0.0), gl.load(do_rows, mask=some, other=0.0)
     else:
-        o, do = gl.load(o_places), gl.load(do_places)
+        o, do = gl.load(o_rows), gl.load(do_rows)
     row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
-    gl.store(Numbers + (batches * heads + line) * padded + row, gl.where(there, row_sum, 0.0))
-
-    # --- log-sum-exp ---
+    gl.store(aside.numbers + (aside.batches * aside.heads + own) * aside.padded + row, gl.where(there, row_sum, 0.0))
     INVERSE_LN2: gl.constexpr = 1.4426950408889634
-    gl.store(Numbers + line * padded + row, gl.where(there & (lse > NONE), lse * INVERSE_LN2, float("inf")))
-
-
-@gluon.jit
-def clear_rows(Sums, first_row, line, padded, rows: gl.constexpr, layout: gl.constexpr, variant: gl.constexpr):
-    """Zeros for dQ's sums of so many rows. layout: of the zeros, one after the other."""
-    ELEMENTS: gl.constexpr = rows * variant.head_dim
-    offset = gl.arange(0, ELEMENTS, layout)
-    zeros = gl.full([ELEMENTS], 0.0, gl.float32, layout)
-    gl.store(Sums + (line.to(gl.int64) * padded + first_row) * variant.head_dim + offset, zeros)
+    there &= lse > float("-inf")
+    gl.store(aside.numbers + own * aside.padded + row, gl.where(there, lse * INVERSE_LN2, float("inf")))
+    if clear:
+        offset = (line.to(gl.int64) * aside.padded + first_row) * D + gl.arange(0, rows * D, ZEROS)
+        gl.store(aside.sums + offset, gl.full([rows * D], 0.0, gl.float32, ZEROS))
 
 
 @gluon.jit
@@ -87,14 +77,9 @@ def prepare(
     """
     ROWS: gl.constexpr = variant.tile.query
     variant.begin.let()
-    i = gl.program_id(0)
-    line = variant.line_of_block()
-    prepare_rows(
-        Out, DO, LSE, Numbers, strides, i * ROWS, line % heads, line // heads, heads, batches, seq_len_q, padded, ROWS,
-        variant.rows, variant,
-    )  # fmt: skip
-    if line < clearing:
-        clear_rows(Sums, i * ROWS, line, padded, ROWS, variant.line, variant)
+    i, line = gl.program_id(0), variant.line_of_block()
+    aside = Aside(Counts, Out, DO, LSE, Numbers, Sums, None, strides, None, seq_len_q, padded, heads, batches)
+    prepare_rows(aside, i * ROWS, line, line < clearing, ROWS, variant)
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
     if Counts is not None:
         for n in range(line * gl.num_programs(0) + i, counts, programs):
@@ -108,30 +93,43 @@ def prepare(
 
 
 @gluon.jit
-def round_rows(Sums, Out, strides, scale, i, line, length, padded, heads, by_tma: gl.constexpr, variant: gl.constexpr):
-    """Gradients of a tile of rows: what has been added up, times the scale, rounded. by_tma: TMA added."""
-    ROWS: gl.constexpr = variant.tile.query
+def round_rows(
+    aside, strides, scale, factor: gl.constexpr, first_row, line, rows: gl.constexpr, by_tma: gl.constexpr,
+    variant: gl.constexpr,
+):  # fmt: skip
+    """A few rows of dQ, or of dK or dV: what has been added up, times scale and factor, rounded.
+
+    A lane has four sums, as they are stored. by_tma: TMA added.
+    """
     D: gl.constexpr = variant.head_dim
-    line = line.to(gl.int64)
-    head, batch = line % heads, line // heads
-    row = i * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, variant.rows))
-    column = gl.arange(0, D, gl.SliceLayout(0, variant.rows))
-    far = row.to(gl.int64)
-    offset = far[:, None] * D + column[None, :]
-    if by_tma and variant.adding.fours:
-        # in odd rows halves of 128 bytes have changed places: see shared_fours
-        offset = far[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
-        offset = gl.max_contiguous(gl.multiple_of(offset, [1, 8]), [1, 8])
-    sums = gl.load(Sums + line * padded * D + offset)
-    if variant.adding.fours:  # columns back to their places: see adding.py
-        sums = sums.reshape([ROWS, D // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, D])
-        sums = gl.convert_layout(sums, variant.rows)
-    rows = Out + batch * strides[0] + head * strides[1]
-    target = rows + (far[:, None] * strides[2] + column[None, :])
-    there = (row < length)[:, None]
+    LANES: gl.constexpr = min(32, D // 4)  # of a row
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [gl.num_warps(), 1], [1, 0])
+    head, batch = line % aside.heads, line // aside.heads
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
+    offset = row[:, None] * D + column[None, :]
+    if by_tma and variant.adding.fours:  # in odd rows halves of 128 bytes have changed places: see shared_fours
+        offset = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
+        offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
+    own = batch.to(gl.int64) * aside.heads + head
+    sums = gl.load(aside.sums + own * aside.padded * D + offset)
+    if variant.adding.fours:  # of 16 columns, they are two, and two that lie 8 further: see adding.py
+        column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
+    to = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
+    target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
+    target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
+    there = (row < aside.length)[:, None]
     if variant.columns < D:
         there &= (column < variant.columns)[None, :]
-    gl.store(target, (sums * scale).to(Out.dtype.element_ty), mask=there)
+    gl.store(to + target, (sums * scale * factor).to(to.dtype.element_ty), mask=there)
+
+
+@gluon.jit
+def round_tile(Sums, Out, strides, scale, i, line, length, padded, heads, by_tma: gl.constexpr, variant: gl.constexpr):
+    """A tile of queries, or as many keys, in a small kernel: see ``round_rows``."""
+    ROWS: gl.constexpr = variant.tile.query
+    aside = Aside(None, None, None, None, None, Sums, Out, None, None, length, padded, heads, None)
+    round_rows(aside, strides, scale, 1.0, i * ROWS, line, ROWS, by_tma, variant)
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line", "key_numbers"])
@@ -145,30 +143,28 @@ def scaled(
     the sequence and of the last tile; kv heads, of a sequence and of all; and heads of dQ.
     """
     variant.begin.wait()
-    i, n = gl.program_id(0), variant.line_of_block()
+    i, line = gl.program_id(0), first_line + variant.line_of_block()
     if variant.sharing > 1:
         seq_len_kv, key_padded, kv_heads, of_keys, of_queries = key_numbers
-        key_line = n - of_queries
+        key_line = line - first_line - of_queries
         if key_line < 0:
             if i * variant.tile.query < padded:
-                round_rows(
-                    Sums, DQ, dq_strides, scale, i, first_line + n, seq_len_q, padded, heads, variant.adding.by_tma,
+                round_tile(
+                    Sums, DQ, dq_strides, scale, i, line, seq_len_q, padded, heads, variant.adding.by_tma,
                     variant,
                 )  # fmt: skip
         elif i * variant.tile.query < key_padded:
             if key_line < of_keys:
-                round_rows(
+                round_tile(
                     KeySums, DK, dk_strides, scale, i, key_line, seq_len_kv, key_padded, kv_heads, False, variant
                 )
             else:
-                round_rows(
+                round_tile(
                     ValueSums, DV, dv_strides, 1.0, i, key_line - of_keys, seq_len_kv, key_padded, kv_heads, False,
                     variant,
                 )  # fmt: skip
     else:
-        round_rows(
-            Sums, DQ, dq_strides, scale, i, first_line + n, seq_len_q, padded, heads, variant.adding.by_tma, variant
-        )
+        round_tile(Sums, DQ, dq_strides, scale, i, line, seq_len_q, padded, heads, variant.adding.by_tma, variant)
 
 
 @gluon.jit(do_not_specialize=["heads", "batches", "padded"])

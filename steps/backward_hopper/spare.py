@@ -28,11 +28,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from steps.backward_hopper.lib import (
     AWAIT,
-    WRITTEN,
-    WRITTEN_BUT_TWO,
     Arrays,
     Aside,
     Helpers,
+    await_written,
     nothing,
     own_line,
     own_work,
@@ -40,7 +39,7 @@ from steps.backward_hopper.lib import (
     rings,
     rooms,
 )
-from steps.backward_hopper.rows import clear_rows, prepare_rows
+from steps.backward_hopper.rows import prepare_rows, round_rows
 from steps.gluon import names  # noqa: F401
 
 
@@ -69,31 +68,35 @@ def own_share(pieces, rate, work, variant: gl.constexpr):
     The host has divided the pieces by the iterations, rounded up: a division of 64 bits here would cost the warps that
     multiply so many registers that they spill.
     """
-    tiles = work.first + work.a_head
-    j = work.key_row // variant.tile.key
-    first = iterations_before(j, tiles, variant) * rate >> 16
-    end = iterations_before(j + 1, tiles, variant) * rate >> 16
-    return gl.minimum(first, pieces).to(gl.int32), gl.minimum(end, pieces).to(gl.int32)
+    j, tiles = work.key_row // variant.tile.key, work.first + work.a_head
+    first = gl.minimum(iterations_before(j, tiles, variant) * rate >> 16, pieces).to(gl.int32)
+    end = gl.minimum(iterations_before(j + 1, tiles, variant) * rate >> 16, pieces).to(gl.int32)
+    return first, end
 
 
 @gluon.jit
-def prepare_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.constexpr, variant: gl.constexpr):
-    """The spare warps that prepare rows of a later head."""
-    ROWS: gl.constexpr = variant.rows_prepared
+def spare(arrays, tiles, barriers, work, scale, padded, aside, behind: gl.constexpr, variant: gl.constexpr):
+    """Spare warps: they prepare rows of a later head, or scale dQ of one behind, when all has been added to it."""
+    ROWS: gl.constexpr = variant.rows_scaled if behind else variant.rows_prepared
+    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dQ's is not
     variant.begin.wait()
-    line = own_line(work) + lines_ahead(variant)
-    lines = gl.num_programs(1) * gl.num_programs(2)
-    if line < lines:
-        first, end = own_share(aside.padded // ROWS, aside.rates[0], work, variant)
+    own, ahead, lines = own_line(work), lines_ahead(variant), gl.num_programs(1) * gl.num_programs(2)
+    line = own - ahead if behind else own + ahead
+    if line >= 0 if behind else line < lines:
+        first, end = own_share(aside.padded // ROWS, aside.rates[behind], work, variant)
+        if behind and first < end:
+            added, additions = aside.counts + lines + line, gl.num_programs(0) * variant.warpgroups
+            gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, additions], dtype=gl.int32, is_pure=False, pack=1)
         for piece in range(first, end):
-            prepare_rows(
-                aside.output, aside.d_output, aside.lse, aside.numbers, aside.strides, piece * ROWS, line % work.heads,
-                line // work.heads, work.heads, work.batches, aside.seq_len_q, aside.padded, ROWS, variant.rows_of_two,
-                variant,
-            )  # fmt: skip
-            clear_rows(aside.sums, piece * ROWS, line, aside.padded, ROWS, variant.line_of_two, variant)
-        gl.barrier()  # one thread counts for all
-        gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
+            if behind:
+                round_rows(
+                    aside, aside.strides[3], scale, LN2, piece * ROWS, line, ROWS, variant.adding.by_tma, variant
+                )
+            else:
+                prepare_rows(aside, piece * ROWS, line, True, ROWS, variant)
+        if not behind:
+            gl.barrier()  # one thread counts for all
+            gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
 
 
 @gluon.jit
@@ -116,7 +119,7 @@ def clear_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.const
             for m in gl.static_range(variant.head_dim // COLUMNS):
                 corner = [line // work.heads, line % work.heads, piece * ROWS, m * COLUMNS]
                 tma.async_store(arrays.sums, corner, tiles.zeros)
-        gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        await_written(0)
         gl.barrier()  # one thread counts for all
         gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
 
@@ -142,69 +145,21 @@ def await_zeros(aside, work, variant: gl.constexpr):
 
 
 @gluon.jit
-def tell_added(aside, work, two_behind: gl.constexpr, variant: gl.constexpr):
+def tell_added(aside, work, left: gl.constexpr, variant: gl.constexpr):
     """Count this warpgroup of this block, when all that it has added to dQ is in global memory.
 
-    two_behind: behind it this warpgroup had TMA store dK and dV, for which nobody waits here.
+    left: what it asked TMA for behind that, dK and dV, for which nobody waits here.
     """
     if variant.unseen:  # whoever has had an iteration is behind the producer, which has waited
         variant.begin.wait()
     if variant.adding.by_tma:
-        SO_FAR: gl.constexpr = WRITTEN_BUT_TWO if two_behind else WRITTEN
-        gl.inline_asm_elementwise(SO_FAR, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        await_written(left)
     gl.barrier()  # one thread counts for all
     lines = gl.num_programs(1) * gl.num_programs(2)
     gl.atomic_add(aside.counts + lines + own_line(work), 1, sem="release", scope="gpu")
 
 
-@gluon.jit
-def scale_behind(arrays, tiles, barriers, work, scale, padded, aside, n: gl.constexpr, variant: gl.constexpr):
-    """The spare warp that scales dQ of an earlier head."""
-    ROWS: gl.constexpr = variant.rows_scaled
-    variant.begin.wait()
-    line = own_line(work) - lines_ahead(variant)
-    if line >= 0:
-        first, end = own_share(aside.padded // ROWS, aside.rates[1], work, variant)
-        if first < end:
-            added = aside.counts + gl.num_programs(1) * gl.num_programs(2) + line
-            additions = gl.num_programs(0) * variant.warpgroups
-            gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, additions], dtype=gl.int32, is_pure=False, pack=1)
-        for piece in range(first, end):
-            scale_rows(aside, piece * ROWS, line % work.heads, line // work.heads, work, scale, variant)
-
-
-@gluon.jit
-def scale_rows(aside, first_row, head, batch, work, scale, variant: gl.constexpr):
-    """dQ of a few rows: what has been added up, times the scale, rounded. A lane has four sums, as they are stored."""
-    ROWS: gl.constexpr = variant.rows_scaled
-    D: gl.constexpr = variant.head_dim
-    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dQ's is not
-    LAYOUT: gl.constexpr = variant.rows_of_one
-    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
-
-    # --- where the sums stand: in odd rows halves of 128 bytes are swapped, if TMA added (see shared_fours) ---
-    offset = row[:, None] * D + column[None, :]
-    if variant.adding.by_tma:
-        offset = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
-        offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
-    line = batch.to(gl.int64) * work.heads + head
-    sums = gl.load(aside.sums + line * aside.padded * D + offset)
-
-    # --- which columns they are: of 16, two of a lane's four, and two that lie 8 further (see adding.py) ---
-    column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
-    strides = aside.strides[3]
-    rows = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
-    target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
-    target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
-    dtype: gl.constexpr = aside.d_query.dtype.element_ty
-    there = (row < aside.seq_len_q)[:, None]
-    if variant.columns < D:
-        there &= (column < variant.columns)[None, :]
-    gl.store(rows + target, (sums * scale * LN2).to(dtype), mask=there)
-
-
-SPARE = Helpers(prepare_ahead, scale_behind, await_rows, tell_added, (2, 1))
+SPARE = Helpers(spare, spare, await_rows, tell_added, (2, 1))
 CLEARS = Helpers(clear_ahead, None, await_zeros, nothing, (1,), zeros=True)
 
 
@@ -218,7 +173,7 @@ def fmha_backward(
     barriers = rings(variant)
     fence_async_shared()  # TMA sees the barriers
     work = own_work(seq_len_q, seq_len_kv, heads, batches, variant)
-    aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded)
+    aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded, heads, batches)
 
     # --- who does what; the first warpgroup's warps are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers

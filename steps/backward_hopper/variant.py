@@ -298,37 +298,14 @@ class Variant:
         return gl.NVMMASharedLayout(0, 32, rank=2)
 
     @cached_property
-    def rows(self) -> gl.BlockedLayout:
-        """A tile of queries in the small kernels [query, head_dim]: a lane has 8 columns."""
-        lanes = self.head_dim // 8
-        return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
-
-    @cached_property
     def line(self) -> gl.BlockedLayout:
         """Sums one after the other in the small kernels, a lane's 16 bytes beside those of the next lane."""
         return gl.BlockedLayout([4], [32], [4], [0])
 
     @cached_property
-    def line_of_two(self) -> gl.BlockedLayout:
-        """Likewise, for two spare warps."""
-        return gl.BlockedLayout([4], [32], [2], [0])
-
-    @cached_property
     def zeros(self) -> gl.BlockedLayout:
         """Zeros of a warpgroup's dQ that one warp stores [8, columns]."""
         return gl.BlockedLayout([1, 4], [32 // (self.query_columns // 4), self.query_columns // 4], [1, 1], [1, 0])
-
-    @cached_property
-    def rows_of_two(self) -> gl.BlockedLayout:
-        """Rows for the two spare warps that prepare: a lane has 16 columns, in one row, which takes few addresses."""
-        lanes = self.head_dim // 16
-        return gl.BlockedLayout([1, 16], [32 // lanes, lanes], [2, 1], [1, 0])
-
-    @cached_property
-    def rows_of_one(self) -> gl.BlockedLayout:
-        """Rows of sums for dQ, for the spare warp that scales: a lane has four columns."""
-        lanes = min(32, self.head_dim // 4)
-        return gl.BlockedLayout([1, 4], [32 // lanes, lanes], [1, 1], [1, 0])
 
     @property
     def rows_prepared(self) -> int:

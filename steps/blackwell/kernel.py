@@ -27,18 +27,18 @@ from steps.hopper.lib import Arrays, Tiles, Work, barrier_ring
 
 
 class Barriers(NamedTuple):
-    """mbarriers. query, scores, weights, output, factors: one for each warpgroup. key, value: one for each slot."""
+    """mbarriers: of each warpgroup, and for key and value of each slot. full: it is there; empty: nobody reads it."""
 
-    query_full: object  # TMA has brought a warpgroup's queries
+    query_full: object
     key_full: object
     value_full: object
-    scores_full: object  # the QK product has ended
+    scores_full: object
     output_full: object  # the PV product has ended
-    key_empty: object = None  # all products that read the slot have ended
+    key_empty: object = None
     value_empty: object = None
     weights_full: object = None  # the weights are there, and the output is rescaled
-    query_empty: object = None  # the output has left from where a warpgroup's queries were
-    factors_full: object = None  # by which the output is to be rescaled
+    query_empty: object = None  # the output has left from there
+    factors_full: object = None
     factors_empty: object = None
 
 

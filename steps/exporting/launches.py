@@ -53,8 +53,8 @@ class Launch:
 
 
 REWRITTEN = (
-    "Not included: the tutorial's step also has its PTX rewritten, by a hook in Triton: descriptors of wgmma are made "
-    "where they are used, and barriers between warps that nothing needs may go."
+    "Not included: a hook in Triton by which the tutorial rewrites PTX (descriptors of wgmma are made where they are "
+    "used, fewer barriers between warps)."
 )
 PAIRED = (
     "Not included: on this problem the tutorial's step also has two neighboring blocks share what TMA brings of keys "

@@ -15,7 +15,7 @@ from steps.core.fused import FusedStep
 from steps.core.ladder import get_step
 from steps.core.step import Step, Unsupported
 from steps.exporting.launches import Launch, Raw, launch_of, with_lse
-from steps.exporting.others import for_other_problems
+from steps.exporting.others import for_another_head_dim
 from steps.writing.flat import formatted, import_lines
 from steps.writing.trees import LINE_LENGTH, fresh
 from steps.writing.values import plain_function
@@ -50,6 +50,11 @@ INPUTS = {
     "paged": "q, k_pages, v_pages, page_table, lengths",
 }
 HALVES = {"forward": "q, k, v", "backward": "q, k, v, o, do", "paged": "q, k_pages, v_pages"}  # of the problem's type
+COMPARED = {
+    "forward": '[("o", ours(), theirs(), exact(q, k, v))]',
+    "backward": 'zip(("dq", "dk", "dv"), ours(), theirs(), right)',
+    "paged": '[("o", ours(), theirs(), right)]',
+}
 OUTPUTS = {"forward": ("o",), "backward": ("dq", "dk", "dv"), "paged": ("o",)}
 GPUS = {
     "sm_80": "A100",
@@ -70,7 +75,7 @@ def standalone(step: Step, problem: Problem, arch: str | None = None, lse: bool 
     """
     arch = arch or step.made_for
     launch, text = program(step, problem, arch, lse)
-    others = for_other_problems(step, problem, text, lambda other: program(step, other, arch, lse)[1])
+    others = for_another_head_dim(step, problem, text, lambda other: program(step, other, arch, lse)[1])
     return formatted(f'"""{header(step, problem, arch, launch, others, lse)}"""\n\n{text}')
 
 
@@ -93,7 +98,7 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
     names: dict[str, Raw] = {}
     for name, (entry, _) in kernels.items():
         names[name] = Raw(fresh(plain_function(entry).__name__, names.values()))
-    values = {**common(step, problem, arch), **launch.values, **names, "lse": lse}
+    values = {**common(step, problem, arch, lse), **launch.values, **names, "lse": lse}
     values |= {name: _constant(text, layout) for name, layout in launch.layouts.items()}
     text = joined(text, host_code((*launch.hosts, "main"), values, text))
     if found := re.search(r"^(?:from|import) (?:steps|tutorial_lib)\b.*", text, re.MULTILINE):
@@ -102,7 +107,7 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
 
 
 def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str, lse: bool) -> str:
-    """What the program says of itself. others: what it says of other problems. lse: whether it returns that."""
+    """What the program says of itself. others: what it says of another head_dim. lse: whether it returns that."""
     what = {"forward": "Attention", "backward": "Gradients of attention", "paged": "Attention to keys in pages"}
     language = {"cutile": "cuTile", "triton": "Triton"}.get(step.backend, "Gluon")
     mask = [f"a sliding window of {problem.window}"] if problem.window else ["a causal mask"] if problem.causal else []
@@ -151,7 +156,7 @@ def gpu(arch: str) -> str:
     return f"an NVIDIA GPU of compute capability {arch[3:-1]}.{arch[-1]}{names}"
 
 
-def common(step: Step, problem: Problem, arch: str) -> dict:
+def common(step: Step, problem: Problem, arch: str, lse: bool) -> dict:
     """What all programs are told."""
     keys = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)
     if problem.page_size:
@@ -172,7 +177,7 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
         "page_size": problem.page_size,
         "lengths": list(problem.lengths_in_pages) if problem.page_size else None,
         **{name: step.direction == name for name in OUTPUTS},
-        "outputs": OUTPUTS[step.direction],
+        "compared": Raw("compared" if lse else COMPARED[step.direction]),
         "shape_q": (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim),
         "shape_k": keys,
         "shape_v": (*keys[:3], problem.value_dim),
@@ -194,8 +199,9 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
 
 def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str) -> str:
     """The templates filled in. What stands in them often has the kernel's name, or one of the host's own."""
+    known = vars(module_in(kernel))
     named = values | {
-        field: Raw(theirs if f"\n{theirs} = {values.get(field)}\n" in kernel else own)
+        field: Raw(theirs if isinstance(known.get(theirs), int) and known[theirs] == values.get(field) else own)
         for field, (own, theirs, _) in NAMES.items()
     }
     text = "\n\n".join(
@@ -204,7 +210,7 @@ def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str
     lines, taken = [], []
     for field, (own, theirs, said) in NAMES.items():
         if re.search(rf"\b{own}\b", text):
-            if f"\n{theirs} = gl.constexpr({values[field]})\n" in kernel:
+            if getattr(known.get(theirs), "value", None) == values[field]:
                 taken.append((own, f"{theirs}.value"))
             else:
                 lines.append(f"{own} = {values[field]!r}  # {said}\n")

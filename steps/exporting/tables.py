@@ -28,10 +28,10 @@ from tutorial_lib.problem import Problem
 TILES = 4  # of queries
 TOLD = "Roles are called by their functions, with a number. TMA arrives when its bytes are there."
 COUNTED = (
-    " Counts are numbers in global memory: who waits for one polls it until all have added to it (release, acquire). "
-    "That ends because blocks begin in the order of their numbers."
+    " Counts are numbers in global memory, which are polled until all have added to them (release, acquire). That "
+    "ends, as blocks begin in the order of their numbers."
 )
-EARLY = " The kernel before is awaited by griddepcontrol.wait, and launch_dependents lets the next one begin."
+EARLY = " gdc_wait awaits the kernel before, and gdc_launch_dependents lets the next one begin."
 SHARED_BY_TWO = (
     " Both CTAs of a cluster share {}: there Triton doubles the arrivals that the kernel asks for, as each CTA "
     "arrives, and only CTA 0 waits. At the cluster barrier all warps of both wait for each other; the first time is "
@@ -125,28 +125,28 @@ def noted() -> Iterator[Notes]:
         notes.count(pointer).wait[state.role().name] = None
         return sequences[language.AWAIT](found, pointer, wanted)
 
-    def noting_wait(found):
+    def noting_wait():
         notes.others[BEFORE].wait[state.role().name] = None
-        return sequences[overtaken.AWAIT](found)
 
-    def noting_let(found):
+    def noting_let():
         notes.others[NEXT].arrive[state.role().name] = None
-        return sequences[overtaken.LET](found)
 
     def noting_meet(self, me):
         notes.others[CLUSTER].arrive[me.name] = notes.others[CLUSTER].wait[me.name] = None
         meet(self, me)
 
     tell, sequences = language.tell_who_polls, dict(language.SEQUENCES)
+    waits, lets = overtaken.who_waits, overtaken.who_lets
     MBarrier.arrive, MBarrier.fill, MBarrier.passed = noting_arrive, noting_fill, noting_passed
     Cluster.wait = noting_meet
     language.tell_who_polls = noting_add  # and not the operation, which kernels that ran before hold already
-    language.SEQUENCES |= {language.AWAIT: noting_poll, overtaken.AWAIT: noting_wait, overtaken.LET: noting_let}
+    language.SEQUENCES[language.AWAIT] = noting_poll
+    overtaken.who_waits, overtaken.who_lets = noting_wait, noting_let
     try:
         yield notes
     finally:
         MBarrier.arrive, MBarrier.fill, MBarrier.passed, Cluster.wait = arrive, fill, passed, meet
-        language.tell_who_polls = tell
+        language.tell_who_polls, overtaken.who_waits, overtaken.who_lets = tell, waits, lets
         language.SEQUENCES |= sequences
 
 

@@ -43,7 +43,7 @@ class Tiles(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers of a slot: full when TMA has filled it; empty, if any, when all warpgroups have read it."""
+    """mbarriers of a slot. full: TMA has filled it. empty, if any: all warpgroups have read it."""
 
     query_full: object
     query_empty: object
@@ -53,7 +53,7 @@ class Barriers(NamedTuple):
     value_empty: object
     turns: object  # whose turn it is to issue products
     there: object  # in a pair, complete when the other block's slot is empty, too
-    nobody: object  # where nobody arrives (``hold_by_nobody``)
+    nobody: object  # nobody arrives (``hold_by_nobody``)
 
 
 class Taken(NamedTuple):

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from steps.writing.inline import inline
-from steps.writing.once import said_once
+from steps.writing.once import dissolved, named_less, said_once
 from steps.writing.program import Program
 from steps.writing.prune import as_record
 from steps.writing.tidy import Text
@@ -45,6 +45,12 @@ ROLES = re.compile(
     re.MULTILINE,
 )
 MATRICES = "LinearLayout("  # which ruff would spread over many lines
+NUMBER = re.compile(r"(?:(?P<wrapper>[\w.]+)\()?(?P<number>-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\)?")
+EXPLODED = re.compile(
+    r"^(?P<front>(?P<margin> *)\S.*[(\[])\n(?P<inner>(?:(?P=margin)    \S.*,\n){3,})(?P=margin)(?P<end>[)\]]+)$",
+    re.MULTILINE,
+)  # with arguments in lines of their own
+A_LINE = 5  # numbers of which readers see the names' values
 
 
 def flatten(
@@ -65,12 +71,16 @@ def flatten(
     """
     program = Program(entry, bound, *others)
     program.fold()
-    text = Text(program, keep)
+    text = Text(program, keep, alone)
     modules = {function.name: function.function.__module__ for function in program.functions.values()}
     text.functions = inline(text.documented(), modules, {*text.entries, *keep}, alone)
+    if alone:
+        text.functions = {name: dissolved(tree, text.fields.names) for name, tree in text.functions.items()}
     text.tidy()
     text.functions = {name: said_once(tree) for name, tree in text.documented().items()}
-    whole = "\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text)])) + "\n"
+    if alone:
+        text.functions = {name: named_less(tree) for name, tree in text.functions.items()}
+    whole = "\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text, alone)])) + "\n"
     for name in re.findall(r"^(\w+)_2 = ", whole, re.MULTILINE):  # numbered for the sake of a local that is gone
         whole = whole if name in _names(whole) else re.sub(rf"\b{name}_2\b", name, whole)
     return formatted(_about_what_is_there(whole))
@@ -96,8 +106,8 @@ def _about_what_is_there(text: str) -> str:
     return re.sub(r"[ \n#]*\(``(?:\w+\.)?(?P<name>\w+)``\)", beside, text)
 
 
-def _parts(program: Program, text: Text) -> Iterator[str]:
-    """Imports, constants, classes and functions, as far as something names them."""
+def _parts(program: Program, text: Text, alone: bool) -> Iterator[str]:
+    """Imports, constants, classes and functions, as far as something names them. alone: as for ``flatten``."""
     places = {function.name: function.function for function in program.functions.values()}
     functions = _ordered(text, places, program.entries[0].function.__module__)
     used = Counter()
@@ -122,12 +132,28 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
         constants = [(name, its if its.startswith(f"{wrapper}(") else f"{wrapper}({its})") for name, its in constants]
     _check(program, text, used)
     values = dict(reversed(constants))
-    lines = [f"{name} = {its}" for name, its in _named_together(values)]
+    lines = [*_numbers_together(values)] if alone else []
+    lines += [f"{name} = {its}" for name, its in _named_together(values)]
     yield import_lines({name: line for name, line in program.imports.items() if used[name]})
-    numbers = "\n".join(f"{line}{SKIP * (MATRICES in line)}" for line in lines)
+    numbers = "\n".join(f"{line}{SKIP * (len(line) > LINE_LENGTH)}" for line in lines)
     yield "\n\n".join(filter(None, [numbers, "\n".join(records)]))
     yield from (source.strip() for source in others)
     yield from (code(text.functions[name]) for name in functions)
+
+
+def _numbers_together(constants: dict[str, str]) -> Iterator[str]:
+    """Lines of some numbers each, which are taken out of the constants."""
+    numbers = {name: found for name, its in constants.items() if (found := NUMBER.fullmatch(its))}
+    for n in range(0, len(numbers), A_LINE):
+        names = [*numbers][n : n + A_LINE]
+        values = ", ".join(numbers[name]["number"] for name in names)
+        for name in names:
+            del constants[name]
+        wrapper = numbers[names[0]]["wrapper"]
+        if len(names) == 1:
+            yield f"{names[0]} = {wrapper}({values})" if wrapper else f"{names[0]} = {values}"
+        else:
+            yield f"{', '.join(names)} = {f'map({wrapper}, ({values}))' if wrapper else values}"
 
 
 def _named_together(constants: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -200,7 +226,7 @@ def formatted(text: str) -> str:
     text = "\n".join(map(_broken, text.splitlines())) + "\n"
     command = [sys.executable, "-m", "ruff", "format", "--line-length", str(LINE_LENGTH), "-"]
     done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8")
-    return ROLES.sub(_roles, done.stdout) if done.returncode == 0 else text
+    return _packed(ROLES.sub(_roles, done.stdout)) if done.returncode == 0 else text
 
 
 def _roles(found: re.Match) -> str:
@@ -213,7 +239,7 @@ def _roles(found: re.Match) -> str:
 def _broken(line: str) -> str:
     """A line as several, where it is too long: a comment, or a call or ``def`` that ruff is to leave alone."""
     margin = line[: len(line) - len(line.lstrip())]
-    if line.endswith(SKIP) and line.lstrip().startswith((")", "]")):  # the end of what was broken before
+    if line.endswith(SKIP) and sum(map(line.count, ")]")) > sum(map(line.count, "([")):  # what was broken before
         return line
     if line.endswith(SKIP) and len(line) <= LINE_LENGTH + len(SKIP):
         return line.removesuffix(SKIP)
@@ -222,9 +248,36 @@ def _broken(line: str) -> str:
     if line.startswith(f"{margin}# "):
         begin = f"{margin}# "
         return textwrap.fill(line.removeprefix(begin), LINE_LENGTH, initial_indent=begin, subsequent_indent=begin)
+    if " = " in line.partition("(")[0] and not margin:  # a constant
+        return _hung(line.removesuffix(SKIP))
     front, _, rest = line.removesuffix(SKIP).partition("(")
     inner, _, end = rest.rpartition(")")
     begin = f"{margin}    "
-    inner = re.sub(r", (?=[^][(]*])", ",\xa0", f"{inner},")  # no line ends inside a list of numbers
-    inner = textwrap.fill(inner, LINE_LENGTH, initial_indent=begin, subsequent_indent=begin).replace("\xa0", " ")
+    inner = textwrap.fill(f"{inner},", LINE_LENGTH, initial_indent=begin, subsequent_indent=begin)
     return f"{front}(\n{inner}\n{margin}){end}{SKIP}"
+
+
+def _hung(line: str) -> str:
+    """A constant that is too long for a line, in several. None ends inside a list of numbers, or in a text."""
+    together = re.sub(r'"[^"]*"', lambda text: text[0].replace(" ", "\xa0"), line + SKIP.replace(" ", "\xa0"))
+    together = re.sub(r", (?=[^][(]*])", ",\xa0", together)
+    how = {"subsequent_indent": "    ", "break_long_words": False, "break_on_hyphens": False}
+    lines = textwrap.wrap(together, LINE_LENGTH, **how)
+    return "\n".join(lines).replace("\xa0", " ")
+
+
+def _packed(text: str) -> str:
+    """Calls whose arguments ruff has given a line each, with as many in a line as fit."""
+
+    def packed(found: re.Match) -> str:
+        margin, inner = found["margin"], found["inner"]
+        if "#" in inner or text[found.end() :].lstrip().startswith((")", "]")):  # what is inside cannot be skipped
+            return found[0]
+        parts = [part.strip().replace(" ", "\xa0") for part in inner.splitlines()]
+        begin = f"{margin}    "
+        lines = textwrap.wrap(" ".join(parts), LINE_LENGTH, initial_indent=begin, subsequent_indent=begin)
+        if len(lines) + 1 >= len(parts):
+            return found[0]
+        return "\n".join([found["front"], *lines, f"{margin}{found['end']}{SKIP}"]).replace("\xa0", " ")
+
+    return EXPLODED.sub(packed, text)

@@ -340,7 +340,7 @@ def _headed(statement, body: list, docstring: str | None, caller: str) -> list:
     inner = [line for line in body[0].leading_lines if line.comment]
     if (
         docstring
-        and (len(body) > 1 or not assignment(body[0]))
+        and (len(body) > 1 or not small(body[0]) or "inline_asm" in code(body[0]))
         and not inner
         and not any(line.comment for line in lines)
     ):

@@ -4,7 +4,32 @@ from __future__ import annotations
 
 import libcst as cst
 
-from steps.writing.trees import Rewriter, assignment, bare, code, is_heading, pure, small, uses
+from steps.writing.inline import Rename
+from steps.writing.trees import (
+    LINE_LENGTH,
+    Rewriter,
+    assignment,
+    bare,
+    chain,
+    code,
+    effectless,
+    found_in,
+    is_heading,
+    small,
+    uses,
+)
+
+TERSE = 60  # characters of an expression that a line takes up
+PLACES = (
+    "index",
+    "reshape",
+    "slice",
+    "permute",
+    "to",
+    "num_programs",
+    "program_id",
+    "stride",
+)  # calls that may be in it
 
 
 def said_once(function: cst.FunctionDef) -> cst.FunctionDef:
@@ -19,6 +44,89 @@ def said_once(function: cst.FunctionDef) -> cst.FunctionDef:
         return [line for line in lines if line.comment]
 
     return _above(function.visit(_Less()), once)
+
+
+def dissolved(function: cst.FunctionDef, records: dict[str, list[str]]) -> cst.FunctionDef:
+    """The function without named tuples that it makes of names, and hands to nobody. records: the fields of each."""
+    put, gone = {}, []
+    found = uses(function.body)
+    for line in found_in(function.body, cst.SimpleStatementLine):
+        target, value = assignment(line) or (None, None)
+        if not isinstance(target, cst.Name) or not isinstance(value, cst.Call) or code(value.func) not in records:
+            continue
+        name, parts = target.value, [part.value for part in value.args]
+        reads = [node for node in found.chains if isinstance(node, cst.Attribute) and code(node).startswith(f"{name}.")]
+        lasting = all(chain(part) and not found.stores[chain(part)[0]] for part in parts)
+        if lasting and len(reads) == found.loads[name] and found.stores[name] == 1:
+            put |= {f"{name}.{field}": part for field, part in zip(records[code(value.func)], parts, strict=True)}
+            gone.append(line)
+    return function.visit(_Dissolved(put, gone)) if gone else function
+
+
+class _Dissolved(Rewriter):
+    """Puts what fields of named tuples were given in their place. gone: lines that make the tuples."""
+
+    def __init__(self, put: dict[str, cst.BaseExpression], gone: list):
+        self.put, self.gone = put, [code(line) for line in gone]
+
+    def replace(self, statement, following):
+        return [] if code(statement) in self.gone else None
+
+    def leave_Attribute(self, original, updated):
+        front, _, rest = code(original).partition(".")
+        field, _, rest = rest.partition(".")
+        if not chain(original) or f"{front}.{field}" not in self.put:
+            return super().leave_Attribute(original, updated)
+        return cst.parse_expression(".".join(filter(None, [code(self.put[f"{front}.{field}"]), rest])))
+
+
+def named_less(function: cst.FunctionDef) -> cst.FunctionDef:
+    """The function without names that are assigned to be read once, in the next line, where that stays short."""
+    while True:
+        counts = uses(function.body)
+        once = {name for name, n in counts.loads.items() if n == 1 and counts.stores[name] == 1}
+        shorter = function.visit(_NamedLess(once))
+        if shorter.deep_equals(function):
+            return function
+        function = shorter
+
+
+class _NamedLess(Rewriter):
+    """Puts what a name is assigned where the next line reads it. once: names that are assigned and read once."""
+
+    def __init__(self, once: set[str]):
+        self.once, self.depth = once, 0
+
+    def visit_IndentedBlock(self, node):
+        self.depth += 1
+
+    def leave_IndentedBlock(self, original, updated):
+        updated = super().leave_IndentedBlock(original, updated)
+        self.depth -= 1
+        return updated
+
+    def replace(self, statement, following):
+        line, (target, value) = small(statement), assignment(statement) or (None, None)
+        then = small(following[0]) if following else None
+        if not isinstance(line, cst.Assign) or not isinstance(target, cst.Name) or target.value not in self.once:
+            return None
+        if then is None or isinstance(then, cst.AnnAssign) or uses(then).loads[target.value] != 1:
+            return None
+        if statement.trailing_whitespace.comment or not _is_plain(value):
+            return None
+        put = following[0].visit(Rename({target.value: value}))
+        length = 4 * self.depth + len(code(put.with_changes(leading_lines=[])))
+        if length > LINE_LENGTH or (statement.leading_lines and put.leading_lines):
+            return None
+        following[0] = put.with_changes(leading_lines=statement.leading_lines or put.leading_lines)
+        return []
+
+
+def _is_plain(value: cst.BaseExpression) -> bool:
+    """Whether an expression computes where something is, or a few numbers, and is short."""
+    calls = [call for call in uses(value).calls if isinstance(call, cst.Call)]
+    plain = all(isinstance(call.func, cst.Attribute) and call.func.attr.value in PLACES for call in calls)
+    return plain and len(code(value)) <= TERSE and not found_in(value, cst.IfExp, cst.BooleanOperation)
 
 
 def _above(node, once):
@@ -78,7 +186,7 @@ def _holds_already(statement: cst.CSTNode, before: list) -> bool:
         return False
     target, value = found
     names = {*uses(value).loads, code(target)}
-    if not isinstance(target, cst.Name) or target.value in uses(value).loads or not pure(value):
+    if not isinstance(target, cst.Name) or target.value in uses(value).loads or not effectless(value):
         return False
     for other in reversed(before):
         if isinstance(small(other), cst.Assign) and code(small(other)) == code(small(statement)):

@@ -11,7 +11,7 @@ import json
 import sys
 import textwrap
 import types
-from functools import cache
+from functools import cache, partial
 
 import libcst as cst
 
@@ -51,7 +51,7 @@ from steps.writing.values import (
 
 # Instructions of the project's own, and what newer versions of Triton have for them.
 STAND_INS = {"async_reduce_shared_to_global": ("tma", "async_atomic_add")}
-POSITIONAL = ("BlockedLayout",)  # layouts of which everybody knows the order of the arguments
+POSITIONAL = ("BlockedLayout", "NVMMADistributedLayout")  # layouts of which everybody knows the order of the arguments
 EQUAL = cst.MaybeSentinel.DEFAULT
 MOST_VALUES = 8  # that a parameter may have and still be followed
 
@@ -224,9 +224,8 @@ class Program:
         if isinstance(value, float) and value - value != 0:  # an infinity
             return f'float("{value}")'
         if isinstance(value, str) and long(value):
-            width = LINE_LENGTH - 12
-            lines = [line[n : n + width] for line in value.splitlines(True) for n in range(0, len(line), width)]
-            return " ".join(map(json.dumps, lines))
+            wrapped = partial(textwrap.wrap, width=LINE_LENGTH - 24, drop_whitespace=False, replace_whitespace=False)
+            return " ".join(json.dumps(part) for line in value.splitlines(True) for part in wrapped(line))
         if value is None or isinstance(value, bool | int | float | str):
             return repr(value)
         if isinstance(value, list | tuple):

@@ -96,9 +96,9 @@ def as_record(tree: cst.ClassDef) -> str:
     above = textwrap.fill(" ".join(filter(None, said)), LINE_LENGTH, initial_indent="# ", subsequent_indent="# ")
     below = f'{name} = namedtuple("{name}", "{" ".join(fields)}")'
     if len(below) > LINE_LENGTH:
-        lines = textwrap.wrap(" ".join(fields), LINE_LENGTH - 12)
-        names = " ".join(f'"{line}{" " * (line is not lines[-1])}"' for line in lines)
-        below = f'{name} = namedtuple("{name}", {names})'
+        lines = textwrap.wrap(" ".join(fields), LINE_LENGTH - 2 * len(name) - 20)
+        names = "\n    ".join(f'"{line}{" " * (line is not lines[-1])}"' for line in lines)
+        below = f'{name} = namedtuple("{name}", {names})  # fmt: skip'
     return f"{above}\n{below}".strip()
 
 

@@ -35,7 +35,7 @@ DECIDED = (cst.BooleanOperation, cst.Comparison, cst.IfExp)  # the compiler keep
 SELDOM = 2  # calls of a function that need no name for what it does
 SHORT = 80  # characters of an expression that needs no function
 LONG = 8  # characters of a number
-TERSE = 40  # characters of one that is no longer than a call, however often it is called
+TERSE, TERSE_ALONE = 40, 48  # characters of one that is no longer than a call, however often it is called
 
 
 class Tidy(Rewriter):
@@ -246,7 +246,7 @@ class Tidy(Rewriter):
             fits = sum(not pure(part) for part in given.values()) <= 1
         else:
             seldom, length = self.text.called[callee] <= SELDOM, len(code(value))
-            fits = (seldom or callee in self.text.switched or length <= TERSE) and length <= SHORT
+            fits = (seldom or callee in self.text.switched or length <= self.text.terse) and length <= SHORT
             fits = fits and sum(not pure(part) for part in given.values()) <= int(seldom)
             fits = fits and not (set(counts) - set(names)) & (set(self.total.stores) | self.own_names)
         for name, part in given.items():
@@ -273,8 +273,8 @@ def _is_long(value: cst.BaseExpression) -> bool:
 class Text:
     """The functions of the finished program by name, tidied until nothing changes."""
 
-    def __init__(self, program: Program, keep: frozenset[str] = frozenset()):
-        self.keep = keep  # functions whose calls stay
+    def __init__(self, program: Program, keep: frozenset[str] = frozenset(), alone: bool = False):
+        self.keep, self.terse = keep, TERSE_ALONE if alone else TERSE  # keep: functions whose calls stay
         self.functions, self.constants = program.spell(keep), frozenset(program.constants)
         self.entries = [kernel.name for kernel in program.entries]
         tuples = {cls.__name__: named_tuple(source) for cls, source in program.classes.items()}

@@ -298,6 +298,12 @@ class Rewriter(cst.CSTTransformer):
     def leave_Arg(self, original, updated):
         return updated.with_changes(keyword=original.keyword)
 
+    def leave_FormattedString(self, original, updated):
+        """A number that came in place of a name is text."""
+        if not all(isinstance(getattr(part, "expression", None), cst.Integer | None) for part in updated.parts):
+            return updated
+        return cst.SimpleString(f'"{"".join(getattr(part, "expression", part).value for part in updated.parts)}"')
+
     def leave_Param(self, original, updated):
         return updated.with_changes(name=original.name)
 

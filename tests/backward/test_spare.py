@@ -184,10 +184,10 @@ def test_sums_that_nobody_clears_are_found_out(nothing_is_zero, monkeypatch):
     assert faults(get_step("cta_per_query_head"), APART[0], at_once=8)
 
 
-WAITS = re.compile(r"^    await_kernels_before\(\).*\n", re.MULTILINE)
+WAITS = re.compile(r"^    gdc_wait\(\).*\n", re.MULTILINE)
 
 
-@pytest.mark.parametrize("taken_out", [None, 0, 1, 2])
+@pytest.mark.parametrize("taken_out", [None, 0, 1])
 def test_every_role_waits_that_would_not_find_what_it_needs(taken_out, monkeypatch):
     """Numbers that blocks count are what an earlier call may have left: all that the warp that scales waits for."""
     few_at_once(monkeypatch)
@@ -195,7 +195,7 @@ def test_every_role_waits_that_would_not_find_what_it_needs(taken_out, monkeypat
     every = variant.warpgroups * -(-SHORT.seq_len_kv // variant.tile.key)
     whole = write_step(get_step("dependent_launch"), SHORT)
     found = [match.span() for match in WAITS.finditer(whole.text)]
-    assert len(found) == 3  # the producer, those who prepare, and the one that scales
+    assert len(found) == 2  # the producer, and spare warps
     begin, end = (0, 0) if taken_out is None else found[taken_out]
     step = dataclasses.replace(whole, text=whole.text[:begin] + whole.text[end:])
 
@@ -212,13 +212,14 @@ def test_every_role_waits_that_would_not_find_what_it_needs(taken_out, monkeypat
 def test_the_last_kernel_waits_too(shape, monkeypatch):
     """It scales dQ, or dV. On the simulator it begins first, as all others are put off."""
     few_at_once(monkeypatch)
-    first, wait = [], language.SEQUENCES[overtaken.AWAIT]
+    first, catch_up = [], overtaken.catch_up
 
-    def unless_last(found):
+    def unless_last():
         first.append(state.run)
-        return 0 if state.run is first[0] else wait(found)
+        if state.run is not first[0]:
+            catch_up()
 
-    monkeypatch.setitem(language.SEQUENCES, overtaken.AWAIT, unless_last)
+    monkeypatch.setattr(overtaken, "catch_up", unless_last)
     assert faults(get_step("dependent_launch"), shape, at_once=8)
 
 

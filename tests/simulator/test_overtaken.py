@@ -4,25 +4,24 @@ import pytest
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_wait
 
 from tutorial_lib.simulator import overtaken
 from tutorial_lib.simulator.block import KernelError
 from tutorial_lib.simulator.run import simulate
 
-WAIT = gl.constexpr("griddepcontrol.wait; mov.b32 $0, 0;")
-
 
 @gluon.jit
 def write(place, number, waits: gl.constexpr):
     if waits:
-        gl.inline_asm_elementwise(WAIT, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        gdc_wait()
     gl.store(place, number)
 
 
 @gluon.jit
 def copy(place, into, waits: gl.constexpr):
     if waits:
-        gl.inline_asm_elementwise(WAIT, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        gdc_wait()
     gl.store(into, gl.load(place))
 
 

@@ -8,12 +8,11 @@ not. Blocks that begin later find all of it done, so mistakes in them show with 
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
 
 from tutorial_lib.simulator import state
-from tutorial_lib.simulator.language import SEQUENCES
+from tutorial_lib.simulator.translate import operation
 
 LATE = 1e7  # clocks: longer than blocks take that go on
 
@@ -42,17 +41,26 @@ def forget() -> None:
     _OVERTAKEN.launches.clear()
 
 
-def await_kernels_before(_: re.Match) -> int:
+@operation("gdc_wait")
+def await_kernels_before() -> None:
+    who_waits()
     if _OVERTAKEN.launches:
         me = state.role()
         me.time += LATE
         me.point()
         catch_up()
         me.time -= LATE  # nobody's clock but the order of things has changed
-    return 0
 
 
-AWAIT = r"griddepcontrol\.wait; mov\.b32 \$0, 0;"
-SEQUENCES[AWAIT] = await_kernels_before
-LET = r"griddepcontrol\.launch_dependents; mov\.b32 \$0, 0;"
-SEQUENCES[LET] = lambda _: 0  # only when the next one begins
+@operation("gdc_launch_dependents")
+def let_next_begin() -> None:
+    """The next one begins when a launch says so."""
+    who_lets()
+
+
+def who_waits() -> None:
+    """Something to put another function in place of, which wants to know: kernels that ran hold the operations."""
+
+
+def who_lets() -> None:
+    """Likewise."""
