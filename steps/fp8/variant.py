@@ -54,6 +54,7 @@ class Variant:
     ctas: ClassVar[int] = 1
     window: ClassVar[None] = None
     packed: ClassVar[bool] = False
+    together: ClassVar[int] = 1
     in_panels: ClassVar[bool] = False
     panels: ClassVar[int] = 1
     rewrite: ClassVar[bool] = True
