@@ -15,7 +15,7 @@ from pathlib import Path
 from steps.core import ladder
 from steps.core.cost import HEARD, Estimate, Model, apart
 from steps.core.ladder import get_step, line
-from steps.core.recorded import recorded_runs
+from steps.core.recorded import recorded_timings
 from steps.core.step import Step, Unsupported, target_of
 from tutorial_lib import timing
 from tutorial_lib.architectures import ARCHITECTURES
@@ -58,7 +58,8 @@ def best(
 ) -> Choice:
     """The step of the ladder that is the fastest for ``problem`` on ``device``, by the records.
 
-    device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
+    device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder,
+    of which the rows of sweeps count, too.
     direction: "backward" for the fastest backward step. among: which steps may be named (None: all).
     Where the problem was measured on this architecture, it is the earliest step that none is faster than by the verdict
     (``best_of``): no answer flips within the noise. The record must hold every kind of kernel that takes the problem,
@@ -76,7 +77,7 @@ def best(
     if direction not in tuple(PASSES):
         raise ValueError(f"direction must be one of {', '.join(PASSES)}, got {direction!r}")
     arch = _architecture(device)
-    runs = recorded_runs(Path(results), direction) if isinstance(results, str | Path) else list(results)
+    runs = recorded_timings(Path(results), direction) if isinstance(results, str | Path) else list(results)
     runs = [run for run in runs if run.machine["arch"][:2] == arch[:2]]  # "sm", of NVIDIA's; other makers' tell nothing
 
     def may(name: str) -> bool:
@@ -110,10 +111,16 @@ def best(
 
 
 def _goes_as_far(run: Run, step: Step) -> bool:
-    """Whether a run holds this step, or one that goes on from where it stands on the main path."""
+    """Whether a run holds this step, or one that goes on from where it stands on the main path.
+
+    A run of a single step, such as a row of a sweep, compares nothing, and tells of this step alone.
+    """
+    timed = [m.name for m in run.by_speed()]
+    if len(timed) == 1:
+        return timed == [step.name]
     while (step.fork or step.inside) and step.previous is not None:
         step = step.previous
-    return any(step.name in line(get_step(m.name)) for m in run.by_speed())
+    return any(step.name in line(get_step(name)) for name in timed)
 
 
 def _same(a: Problem, b: Problem) -> bool:
@@ -135,7 +142,8 @@ def _as_modelled(
 ) -> Choice | None:
     """What the model of these records expects to be the fastest; None where none of their steps may be named."""
     model = _model_of(runs)
-    known = {name: model.estimate(name, problem, arch) for name in model.timed if may(name)}
+    baseline = get_step(PASSES[direction].baseline)
+    known = {name: model.estimate(name, problem, arch) for name in model.timed if name != baseline.name and may(name)}
     known = {name: found for name, found in known.items() if found}
     if not known:
         return None
@@ -145,9 +153,8 @@ def _as_modelled(
     near = (name for name in heard if heard[name] <= NEAR * min(heard.values()))
     name = max(near, key=_how_late)
     record = min((run for run in runs if _timed(run, name)), key=lambda run: apart(problem, run.the_problem()))
-    baseline = get_step(PASSES[direction].baseline)
-    ratio = None if baseline.unsupported(problem, arch) else model.of_baseline(problem)
     seconds, step = known[name].seconds, get_step(name)
+    ratio = None if baseline.unsupported(problem, arch) else model.of_baseline(problem, arch, seconds)
     compared = f", {ratio:.2f} times as fast as PyTorch's attention" if ratio else ""
     if ratio and ratio < 1 and _host_decides(ratio, seconds, problem, arch, runs, step, baseline):
         compared += "; but the host needs longer for a call of that, and less for one of this step"

@@ -20,9 +20,10 @@ from steps.core.ladder import (
 )
 from tutorial_lib import records as of_files
 from tutorial_lib.files import RESULTS
+from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
-from tutorial_lib.records import Search, Survey, recorded_searches
-from tutorial_lib.results import Measurement, ResultsError, Round, Run, of_one_machine, read_bare_run
+from tutorial_lib.records import BASELINE, FRONT_DOOR, Search, Survey, Sweep, Swept, recorded_searches
+from tutorial_lib.results import Latency, Measurement, ResultsError, Round, Run, of_one_machine, read_bare_run
 
 # These records know steps by the names of their day; they are read by today's.
 recorded_sweeps = partial(of_files.recorded_sweeps, today=today)
@@ -125,6 +126,43 @@ def recorded_runs(folder: Path, direction: str = "forward", several: bool = Fals
         if run.timed and run.direction == direction and (run.ranks > 1) == several:
             runs.append(run)
     return sorted(runs, key=lambda run: run.date, reverse=True)
+
+
+def recorded_timings(folder: Path, direction: str = "forward") -> list[Run]:
+    """What the choice is made from: ``recorded_runs``, and behind them the rows of sweeps as runs of few steps."""
+    sweeps = recorded_sweeps(folder)
+    return [*recorded_runs(folder, direction), *(as_run(sweep, row) for sweep in sweeps for row in sweep.of(direction))]
+
+
+def as_run(sweep: Sweep, row: Swept) -> Run:
+    """A row of a sweep, forward or backward, as a run of PyTorch's attention and of the step that was chosen."""
+    kind = PASSES[row.pass_]
+    names = {BASELINE: kind.baseline}
+    if not row.fell_back:
+        names[FRONT_DOOR] = row.steps[-1]
+    problem, steps = row.the_problem(), []
+    for contender, name in names.items():
+        took = Latency.of(row.milliseconds[contender])
+        tflops = kind.operations(problem) / took.median / 1e9
+        of_host = row.host_us.get(contender)
+        timed = {"status": "measured", "correct": True, "latency_ms": took, "tflops": tflops, "host_us": of_host}
+        steps.append(Measurement(name=name, **timed))
+    rounds = [
+        Round(latency_ms={name: row.milliseconds[contender][n] for contender, name in names.items()})
+        for n in range(len(row.milliseconds[BASELINE]))
+    ]
+    return in_the_ladder(
+        Run(
+            date=row.date,
+            machine=sweep.machine,
+            versions=row.versions,
+            settings={},
+            problem=row.problem,
+            direction=row.pass_,
+            steps=steps,
+            rounds=rounds,
+        )
+    )
 
 
 @cache

@@ -375,10 +375,11 @@ class TorchStep(Step):
 
     takes: of ``Problem.features``; what a problem has of them, ``masked`` gets by name: window, softcap, packing and
     sinks. None: ``function`` does. keeps_mask: whether that takes ``mask_of``, of which a launch has one that keeps the
-    last mask.
+    last mask. work(problem, arch): what a launch has to do, as steps with a kernel have it; None: nobody knows.
     """
 
     function: Callable
+    work: Callable | None = None
     masked: Callable | None = None
     keeps_mask: bool = False
     scratch: Callable[[Problem], int] = no_scratch

@@ -118,7 +118,7 @@ def test_what_was_not_measured_is_answered_by_the_model():
 def test_where_the_gpu_takes_as_long_for_both_the_host_decides(length, ratio, host_us, ours, monkeypatch):
     """What it needs for a call of ours and of PyTorch's, as the records have it."""
     small, runs = dataclasses.replace(H100, batch=1, heads=1, kv_heads=1, seq_len_q=length, seq_len_kv=length), []
-    monkeypatch.setattr(Model, "of_baseline", lambda self, problem: ratio)
+    monkeypatch.setattr(Model, "of_baseline", lambda self, *asked: ratio)
     for run in WHOLE:
         timed = [m.model_copy(update={"host_us": host_us[m.name == "sdpa"]}) for m in run.steps]
         runs.append(run.model_copy(update={"steps": timed, "inside": []}))
