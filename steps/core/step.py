@@ -271,9 +271,9 @@ class Step:
         if reason := self.unsupported(problem, target):
             raise Unsupported(f"step {self.label}: {reason}")
 
-    def launches_as(self, other: Step, problem: Problem, arch: str) -> bool:
-        """Whether this step and another are known to launch the same kernels for a problem: records tell of both."""
-        return self is other
+    def kernels_for(self, problem: Problem, arch: str) -> tuple:
+        """What stands for all that is launched for a problem: steps for which it is equal are as fast there."""
+        return (self.name,)
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         """Why this step cannot compute ``problem`` on ``target`` ("sm_90", "cpu"), or None when it can."""
