@@ -211,8 +211,8 @@ class Swept(Record, OnProblem):
     for "forward", or one for each pass; "sdpa" alone where it leaves it to PyTorch; empty in ``Candidates``.
     milliseconds: of every round; who was far behind in the first took part in no other. host_us: microseconds that the
     host needs for a call, by contender, the median of the rounds; empty where the calls' own times include it.
-    skipped: who takes no part, and why. max_error, limit: of the front door's output or gradients, as ``tutorial_lib.accuracy`` has them; null where
-    they were not checked. failure: why nothing was timed.
+    skipped: who takes no part, and why. max_error, limit: of the front door's output or gradients, as
+    ``tutorial_lib.accuracy`` has them; null where they were not checked. failure: why nothing was timed.
     """
 
     pass_: Literal["forward", "backward", "training"] = Field(alias="pass")
