@@ -13,7 +13,7 @@ from steps.core import choice, cost
 from steps.core.choice import best
 from steps.core.cost import Estimate, Model
 from steps.core.ladder import owner_of, part_of
-from steps.core.recorded import recorded_runs
+from steps.core.recorded import as_run, recorded_runs, recorded_sweeps
 from steps.core.tiles import Tile
 from steps.core.work import Work
 from tests.results.recorded import RECORDED, recorded
@@ -82,6 +82,42 @@ def test_decoding_is_answered_by_records_of_decoding():
     decoding = Problem(batch=8, heads=64, kv_heads=8, seq_len_q=1, seq_len_kv=20000, head_dim=128, dtype="float16")
     choice = best(decoding, "sm_90", RECORDED)
     assert choice.record.the_problem().seq_len_q == 1 and part_of(owner_of(choice.step).number).name == "everyday"
+
+
+@pytest.mark.parametrize("queries", [2, 4, 8])
+def test_several_queries_are_not_left_to_an_attention_that_splits_no_keys(queries):
+    """PyTorch's splits the keys of a single query alone: nobody recorded several with as few heads as here."""
+    runs = [run for run in RECORDED if run.the_problem().seq_len_kv != 2048]
+    asked = Problem(batch=1, heads=32, seq_len_q=queries, seq_len_kv=15000, head_dim=128, dtype="float16")
+    choice = best(asked, "sm_90", runs)
+    assert choice.of_baseline > 1.5 and choice.beats_sdpa("sm_90")
+    alone = best(dataclasses.replace(asked, seq_len_q=1), "sm_90", runs)
+    assert alone.of_baseline < choice.of_baseline / 1.5
+
+
+def test_what_pytorchs_attention_has_to_do():
+    asked = dataclasses.replace(H100, batch=1, heads=4, kv_heads=2, seq_len_q=1, seq_len_kv=132 * 128, causal=False)
+    assert Work.of_sdpa(asked, "sm_90").iterations == 2  # of two heads, split over all places
+    several = dataclasses.replace(asked, seq_len_q=2)
+    assert Work.of_sdpa(several, "sm_90").iterations == 132  # of one head
+    window = dataclasses.replace(H100, window=128)
+    whole = dataclasses.replace(H100, causal=False)
+    assert Work.of_sdpa(window, "sm_90") == Work.of_sdpa(whole, "sm_90")  # a mask in memory
+    assert Work.of_sdpa(dataclasses.replace(H100, head_dim=80), "sm_90").head_dim == 128
+
+
+def test_a_row_of_a_sweep_is_a_run_of_the_step_that_was_chosen():
+    """It tells the model what its step and PyTorch's attention took, and is no comparison of steps."""
+    [sweep, *_] = recorded_sweeps(RESULTS)
+    rows = [row for row in sweep.of("forward") if not row.fell_back and not row.the_problem().features]
+    for row in rows[:3]:
+        run = as_run(sweep, row)
+        assert run.the_problem() == row.the_problem() and [m.name for m in run.steps] == ["sdpa", *row.steps]
+        assert run.steps[1].speedup_vs_baseline.median == pytest.approx(row.ratio("sdpa").median)
+        named = best(row.the_problem(), "sm_90", [run, *WHOLE])
+        assert named.step.name in row.steps or "Not measured" in named.why
+    left = next(row for row in sweep.of("forward") if row.fell_back)
+    assert [m.name for m in as_run(sweep, left).steps] == ["sdpa"]
 
 
 def test_a_record_of_slow_steps_alone_does_not_answer():
