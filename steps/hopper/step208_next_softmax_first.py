@@ -83,9 +83,10 @@ from steps.core.order import DEALT
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.hopper import ahead, step206_pv_wait_after_max
 from steps.hopper.conditions import at_128, up_to_128, wide_and_masked
-from steps.hopper.lib import WITHOUT_MEETINGS
+from steps.hopper.lib import NO_TURNS, WITHOUT_MEETINGS
 from steps.hopper.products import QUARTER_HELD
 from steps.hopper.softmax import DOWNWARDS, SUM_AT_END, in_four_chains
+from steps.hopper.step205_split_epilogue import in_three_groups
 from tutorial_lib.problem import Problem
 
 
@@ -176,4 +177,15 @@ STEP = QUARTER_Q_REGISTERS.evolve(
     generation=ahead.consume,
 )
 
-INSIDE = (ROW_MAX_ILP, ROW_MAX_ILP_MULTICAST, NO_REDUNDANT_BARRIERS, QUARTER_Q_REGISTERS)
+TWO_WARPGROUPS = STEP.evolve(
+    only_for=in_three_groups,
+    name="two_warpgroups",
+    title="Two consumer warpgroups again",
+    change="At head_dim 64 a block has two consumer warpgroups, and takes 128 queries, not 192.",
+    inside="next_softmax_first",
+    default_problem=replace(standard(1024, head_dim=64, dtype="bfloat16"), batch=8, heads=12, kv_heads=12),
+    groups=2,
+    turns=NO_TURNS,
+)
+
+INSIDE = (ROW_MAX_ILP, ROW_MAX_ILP_MULTICAST, NO_REDUNDANT_BARRIERS, QUARTER_Q_REGISTERS, TWO_WARPGROUPS)
