@@ -75,6 +75,14 @@ come in pairs under a causal mask, and below 2,048 queries: by the same trial th
 
 A warp's own loads from shared memory need care where warps do not meet (step no_redundant_barriers):
 ``tutorial_lib.meetings`` lets a meeting stay where a warp may still be loading.
+
+``two_warpgroups``, inside this step: at head_dim 64 a block has two warpgroups that compute, as before step
+split_epilogue, and takes 128 queries, not 192.
+
+Three warpgroups keep the units of an SM busier. But a launch takes as long as the SM that has most rows, and larger
+tiles are dealt less evenly. With 1,024 queries of 160 heads some SM has eight tiles of 192 queries or ten of 128, 1,536
+rows or 1,280. There two warpgroups are faster. Where the rows are about as many, three are. Both are among the
+candidates in nvidia-h200/candidates.json.
 """
 
 from dataclasses import replace

@@ -13,7 +13,7 @@ from steps.core import choice, cost
 from steps.core.choice import best
 from steps.core.cost import Estimate, Model
 from steps.core.ladder import owner_of, part_of
-from steps.core.recorded import as_run, recorded_runs, recorded_sweeps
+from steps.core.recorded import as_run, recorded_candidates, recorded_runs, recorded_sweeps
 from steps.core.tiles import Tile
 from steps.core.work import Work
 from tests.results.recorded import RECORDED, recorded
@@ -118,6 +118,15 @@ def test_a_row_of_a_sweep_is_a_run_of_the_step_that_was_chosen():
         assert named.step.name in row.steps or "Not measured" in named.why
     left = next(row for row in sweep.of("forward") if row.fell_back)
     assert [m.name for m in as_run(sweep, left).steps] == ["sdpa"]
+
+
+def test_on_candidates_nothing_that_was_timed_is_faster_than_the_choice():
+    """PyTorch's attention is one of them."""
+    [record, *_] = recorded_candidates(RESULTS)
+    for row in record.rows:
+        run, choice = as_run(record, row), best(row.the_problem(), record.machine["arch"])
+        chosen = run.measurement(choice.step.name if choice.beats_sdpa(record.machine["arch"]) else "sdpa")
+        assert chosen and not any(run.is_faster(m, chosen) for m in run.everybody), choice.why
 
 
 def test_a_record_of_slow_steps_alone_does_not_answer():
