@@ -81,8 +81,8 @@ split_epilogue, and takes 128 queries, not 192.
 
 Three warpgroups keep the units of an SM busier. But a launch takes as long as the SM that has most rows, and larger
 tiles are dealt less evenly. With 1,024 queries of 160 heads some SM has eight tiles of 192 queries or ten of 128, 1,536
-rows or 1,280. There two warpgroups are faster. Where the rows are about as many, three are. Both are among the
-candidates in nvidia-h200/candidates.json.
+rows or 1,280. There two warpgroups are faster. Where the rows are about as many, three are. Both are
+among what ``steps.sweep --steps`` recorded on an H200.
 """
 
 from dataclasses import replace

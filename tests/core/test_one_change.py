@@ -31,6 +31,7 @@ TOGETHER = {
     "pv_wait_after_max": {"softmax", "sums"},
     "pv_wait_after_softmax": {"softmax", "sums"},
     "row_max_ilp_multicast": {"pairs", "walk", "order", "sums"},
+    "two_warpgroups": {"groups", "turns"},
 }
 
 
