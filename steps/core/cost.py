@@ -57,10 +57,13 @@ class Model:
     def __init__(self, runs: Iterable[Run]):
         self.timed: dict[str, list[tuple[int, tuple[float, ...], float]]] = defaultdict(list)
         self.problems: list[Problem] = []
+        self.single: dict[int, float] = {}  # where a head has one query: the logarithm of ``_of_baseline``
         for n, run in enumerate(runs):
             problem, arch = run.the_problem(), run.machine["arch"]
             self.problems.append(problem)
             self.baseline = PASSES[run.direction].baseline
+            if problem.seq_len_q == 1 and (ratio := _of_baseline(run)):
+                self.single[n] = math.log(ratio)
             for m in (*run.steps, *run.inside):
                 if m.latency_ms and m.correct and (work := getattr(get_step(m.name), "work", None)):
                     launched = work(problem, arch)
@@ -95,7 +98,13 @@ class Model:
         return Estimate((LAUNCH * launched.kernels + us) / 1e6, weight)
 
     def of_baseline(self, problem: Problem, arch: str, seconds: float) -> float | None:
-        """How many times as long as so many seconds PyTorch's attention takes on a problem; None where nobody knows."""
+        """How many times as long as so many seconds PyTorch's attention takes on a problem; None where nobody knows.
+
+        With one query a head both read the same bytes, as fast as they can: there it is what near records have.
+        """
+        if problem.seq_len_q == 1 and self.single:
+            near = {n: self._near(problem)[n] for n in self.single}
+            return math.exp(sum(near[n] * log for n, log in self.single.items()) / sum(near.values()))
         its = self.estimate(self.baseline, problem, arch)
         return its and its.seconds / seconds
 
@@ -103,6 +112,12 @@ class Model:
     def _near(self, problem: Problem) -> list[float]:
         """What each record counts for a problem."""
         return [math.exp(-apart(problem, recorded) / REACH) for recorded in self.problems]
+
+
+def _of_baseline(run: Run) -> float | None:
+    """How many times as fast as PyTorch's attention the fastest step is in a run; None where one is missing."""
+    fastest, baseline = run.by_speed()[:1], run.measurement(PASSES[run.direction].baseline)
+    return fastest[0].tflops / baseline.tflops if fastest and baseline and baseline.tflops else None
 
 
 def _product(costs: Sequence[float], counts: Sequence[float]) -> float:
