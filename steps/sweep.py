@@ -11,6 +11,9 @@ both together, as who calls them eagerly waits: from the first call of a sample 
 host's time included. A call to one of SDPA's backends enters ``sdpa_kernel``, which takes the host some microseconds.
 Tensors are contiguous ``[batch, heads, length, head_dim]``.
 
+--steps times every step that might be the fastest beside SDPA, in forward calls, and no peer: ``steps.best`` learns
+from it. RESULTS/MACHINE/candidates.json holds that.
+
 RESULTS/MACHINE/sweep.json is written after each problem, and holds all passes and seeds. What is in it is not measured
 again, so a later call goes on where an earlier one stopped. Without a GPU, what is recorded is shown. Exit status: 0
 done; 1 it cannot be written; 2 the request makes no sense; 130 interrupted.
@@ -40,7 +43,7 @@ from tutorial_lib.command import (
 )
 from tutorial_lib.files import RESULTS
 
-NAME = "sweep.json"
+NAME, OF_STEPS = "sweep.json", "candidates.json"
 COMPILER_SECONDS = 60.0  # without any kernel ready
 PROBLEM_SECONDS = 4.0  # that a problem takes, its compilers' share included: so many are compiled as the time is for
 SILENCE = 120.0  # seconds that end a problem
@@ -50,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = parser_of("steps.sweep", __doc__)
     told = f"what a call is: {', '.join(TIMED)}, or several of them, which take turns (forward)"
     parser.add_argument("--pass", dest="timed", default="forward", metavar="PASS,...", help=told)
+    parser.add_argument("--steps", action="store_true", help="time the steps that might be the fastest, forward")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the drawing (0)")
     parser.add_argument("--count", type=whole_number, default=40, metavar="N", help="problems of each pass (40)")
     parser.add_argument("--iterations", type=whole_number, default=5, metavar="N", help="rounds of a problem (5)")
@@ -60,29 +64,33 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from steps.core.recorded import recorded_sweeps
+    from steps.core.recorded import recorded_candidates, recorded_sweeps
 
     options.timed = list(dict.fromkeys(options.timed.split(",")))  # each once
     for timed in options.timed:
         check_one_of("--pass", timed, list(TIMED))
-    folder = options.output_dir
-    return measure_or_show(folder, NAME, recorded_sweeps, lambda console: measure(options, console), show)
+    if options.steps and options.timed != ["forward"]:
+        raise BadRequest("--steps takes forward calls alone: leave --pass out")
+    kept = (OF_STEPS, recorded_candidates) if options.steps else (NAME, recorded_sweeps)
+    return measure_or_show(options.output_dir, *kept, lambda console: measure(options, console), show)
 
 
 def measure(options: argparse.Namespace, console):
     """The ``records.Sweep`` of this machine with these problems; raises BadRequest for a file of another kind."""
     began = time.monotonic()
-    from steps.measuring.ahead import compile_ahead
+    from steps.core.choice import candidates
+    from steps.measuring.ahead import compile_ahead, differing
     from steps.measuring.sweep import KEPT_ON_DISK, Restoring, Sweeper, chosen_steps, time_problem, to_compile
     from tutorial_lib.files import write_whole
     from tutorial_lib.hardware import describe_machine
+    from tutorial_lib.records import Candidates, Sweep
     from tutorial_lib.results import as_json
     from tutorial_lib.worker import Worker
 
     os.environ.setdefault(KEPT_ON_DISK, "1")
     machine = describe_machine("cuda")
-    path = options.output_dir / machine["slug"] / NAME
-    record = read_or_begin(path, machine)
+    path = options.output_dir / machine["slug"] / (OF_STEPS if options.steps else NAME)
+    record = read_or_begin(path, machine, Candidates if options.steps else Sweep)
     drawn, arch = left_to_do(record, options), machine["arch"]
     wanted, restoring, chance, longest = len(drawn), Restoring(SILENCE), random.Random(), 0.0
 
@@ -96,15 +104,21 @@ def measure(options: argparse.Namespace, console):
     ):
         while drawn and left() >= longest:  # nothing is compiled while something is timed
             part = drawn[: int(min(len(drawn), max(1, left() / PROBLEM_SECONDS)))]
-            chosen = {(timed, one.problem): chosen_steps(one.problem, arch, timed) for timed, one in part}
-            compile_ahead(to_compile(chosen, arch), arch, COMPILER_SECONDS, status.update)
+            if options.steps:
+                chosen = {(timed, one.problem): candidates(one.problem, arch) for timed, one in part}
+                kernels = differing([(step, asked) for (_, asked), steps in chosen.items() for step in steps], arch)
+            else:
+                chosen = {(timed, one.problem): chosen_steps(one.problem, arch, timed) for timed, one in part}
+                kernels = to_compile(chosen, arch)
+            compile_ahead(kernels, arch, COMPILER_SECONDS, status.update)
             for timed, one in part:
                 now = time.monotonic()
                 if left() < longest:
                     break
                 status.update(f"{timed}, {one.model}, {one.problem.describe()}; then {len(drawn) - 1} more")
                 steps = chosen[timed, one.problem]
-                row = time_problem(worker, restoring, one, timed, steps, options.seed, options.iterations, chance)
+                asked = options.seed, options.iterations, chance, options.steps
+                row = time_problem(worker, restoring, one, timed, steps, *asked)
                 record = record.model_copy(update={"date": row.date, "rows": [*record.rows, row]})
                 write_whole(path, as_json(record))
                 longest = max(longest, time.monotonic() - now)
@@ -123,14 +137,14 @@ def left_to_do(record, options: argparse.Namespace) -> list[tuple]:
     return [(timed, one) for timed, one in drawn if (timed, one.problem) not in known]
 
 
-def read_or_begin(path: Path, machine: dict):
+def read_or_begin(path: Path, machine: dict, kind: type):
     """The sweep in a file, or one without rows where there is no file; raises BadRequest for a file of another kind."""
     from tutorial_lib import records
     from tutorial_lib.results import now
 
     if not path.exists():
-        return records.Sweep(date=now(), machine=machine, rows=[])
-    found = records.recorded_sweeps(path.parent.parent)
+        return kind(date=now(), machine=machine, rows=[])
+    found = records.recorded(kind, path.parent.parent)
     here = [record for record in found if record.machine["slug"] == path.parent.name]
     if not here:
         raise BadRequest(f"{path} must hold a sweep, and does not: move it away, and a new one is begun")
@@ -138,12 +152,19 @@ def read_or_begin(path: Path, machine: dict):
 
 
 def line(row) -> str:
-    """A problem in one line: how many times as fast as the best of the others, and as SDPA, or what went wrong."""
-    from tutorial_lib.records import BASELINE
+    """A problem in one line: how many times as fast as the best of the others, and as SDPA, or what went wrong.
+
+    Of candidates: how long each takes.
+    """
+    from tutorial_lib import timing
+    from tutorial_lib.records import BASELINE, FRONT_DOOR
 
     what = f"{row.pass_}, {row.model}, {row.the_problem().describe()}"
     if not row.timed:
         return f"{what}: {row.failure}"
+    if FRONT_DOOR not in row.milliseconds:
+        us = sorted((1000 * timing.spread(ms).median, name) for name, ms in row.milliseconds.items())
+        return f"{what}: {', '.join(f'{name} {each:.3g} µs' for each, name in us)}"
     best, by = row.best_peer, " and ".join(row.steps)
     ratios = f"{row.ratio(best).median:.2f} times as fast as {best}, {row.ratio(BASELINE).median:.2f} as SDPA"
     return f"{what}: {ratios}; by {by}"
@@ -151,9 +172,13 @@ def line(row) -> str:
 
 def show(console, record) -> None:
     """Of each pass the means by family, and all problems, the slowest beside the best of the others first."""
-    from tutorial_lib import tables
+    from tutorial_lib import records, tables
 
     console.print(tables.about_sweep(record), style="bold", soft_wrap=True)
+    if isinstance(record, records.Candidates):
+        for row in record.rows:
+            console.print(line(row), soft_wrap=True, markup=False)
+        return
     for timed, title in tables.TIMED.items():
         if rows := record.of(timed):
             console.print(f"\n{title[0].upper()}{title[1:]}:")

@@ -208,11 +208,11 @@ class Swept(Record, OnProblem):
     """A problem of a sweep: milliseconds a call, by contender; ``Sweep`` says what a call is.
 
     family, model: from which it was drawn; seed: of the drawing. steps: by which ``steps.attention`` computes it: one,
-    for "forward", or one for each pass; "sdpa" alone where it leaves it to PyTorch. milliseconds: of every round; who
-    was far behind in the first took part in no other. host_us: microseconds that the host needs for a call, by
-    contender, the median of the rounds; empty where the calls' own times include it. skipped: who takes no part, and
-    why. max_error, limit: of the front door's output or gradients, as ``tutorial_lib.accuracy`` has them; null where
-    they were not checked. failure: why nothing was timed.
+    for "forward", or one for each pass; "sdpa" alone where it leaves it to PyTorch; empty in ``Candidates``.
+    milliseconds: of every round; who was far behind in the first took part in no other. host_us: microseconds that the
+    host needs for a call, by contender, the median of the rounds; empty where the calls' own times include it.
+    skipped: who takes no part, and why. max_error, limit: of the front door's output or gradients, as
+    ``tutorial_lib.accuracy`` has them; null where they were not checked. failure: why nothing was timed.
     """
 
     pass_: Literal["forward", "backward", "training"] = Field(alias="pass")
@@ -280,12 +280,23 @@ class Sweep(Dated):
         return sorted(rows, key=lambda row: row.ratio(row.best_peer).median)
 
 
+class Candidates(Sweep):
+    """Every step that might be the fastest, beside SDPA, on such problems, in forward calls (``steps.sweep --steps``).
+
+    ``steps.best`` learns from them which is.
+    """
+
+    FILES = "*/candidates.json"
+
+
 def recorded(kind: type[Dated], folder: Path, today: Naming | None = None) -> list:
     """Every readable record of a kind under ``folder``, newest first. today: by which names steps are known."""
     return _readable(kind, Path(folder).glob(kind.FILES), today)
 
 
-recorded_physics, recorded_trainings, recorded_sweeps = (partial(recorded, kind) for kind in (Physics, Training, Sweep))
+recorded_physics, recorded_trainings, recorded_sweeps, recorded_candidates = (
+    partial(recorded, kind) for kind in (Physics, Training, Sweep, Candidates)
+)
 
 
 def recorded_traces(folder: Path, step: str | None = None) -> list[Trace]:

@@ -4,6 +4,7 @@ PyTorch picks the backend of the forward pass, and with it that of the backward 
 """
 
 from steps.core.problems import HEADLINE
+from steps.core.work import Work
 from steps.reference.autograd import AutogradGradients
 from tutorial_lib.reference import sdpa
 
@@ -14,4 +15,5 @@ STEP = AutogradGradients(
     change="PyTorch's own backward pass of scaled_dot_product_attention.",
     default_problem=HEADLINE,
     function=sdpa,
+    work=Work.of_sdpa_gradients,
 )

@@ -239,11 +239,8 @@ class HopperGradients(TmaGradients):
         heads = own_blocks(problem, variant)[1]
         return Work.of_keys(problem, variant.tile, heads, places(arch), variant.head_dim)
 
-    def launches_as(self, other, problem: Problem, arch: str) -> bool:
-        """Whether this step and another launch the same kernels for a problem: those of the same pieces."""
-        return isinstance(other, HopperGradients) and all(
-            getattr(self, of)(problem) == getattr(other, of)(problem) for of in ("kernel", "variant")
-        )
+    def kernels_for(self, problem: Problem, arch: str) -> tuple:
+        return self.kernel(problem), self.variant(problem)
 
     def heads_apart(self, problem: Problem, tile) -> bool:
         """Whether query heads of a group have blocks of their own.

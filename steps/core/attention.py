@@ -25,7 +25,7 @@ from steps.core.driver import ALIGNED
 from steps.core.ladder import get_step
 from steps.core.launch import KEPT, Launch, Launches, kind_of
 from steps.core.problems import standard
-from steps.core.recorded import recorded_runs
+from steps.core.recorded import recorded_timings
 from steps.core.step import PIECE, Step, target_of
 from steps.core.tensors import (
     has_long_strides,
@@ -720,7 +720,7 @@ def chosen(problem: Problem, target: str) -> Step:
 
 @cache
 def _recorded(direction: str) -> tuple:
-    return tuple(recorded_runs(RESULTS, direction))
+    return tuple(recorded_timings(RESULTS, direction))
 
 
 def _wants_gradients(*tensors) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from steps.core import ladder
 from steps.core.cost import HEARD, Estimate, Model, apart
 from steps.core.ladder import get_step, line
-from steps.core.recorded import recorded_runs
+from steps.core.recorded import recorded_timings
 from steps.core.step import Step, Unsupported, target_of
 from tutorial_lib import timing
 from tutorial_lib.architectures import ARCHITECTURES
@@ -26,6 +26,7 @@ from tutorial_lib.results import Run, best_of, of_one_machine
 from tutorial_lib.tables import provenance
 
 NEAR = 1.03  # times the shortest expected time: nearer than that no model tells steps apart, and the latest is taken
+PLAUSIBLE = 1.25  # times the shortest expected time: a step that should take longer is no candidate
 MOST_MODELS = 8  # that are kept
 _models: dict[tuple[int, ...], tuple[list[Run], Model]] = {}  # with the runs, which their numbers are the names of
 
@@ -58,7 +59,8 @@ def best(
 ) -> Choice:
     """The step of the ladder that is the fastest for ``problem`` on ``device``, by the records.
 
-    device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
+    device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder,
+    of which the rows of sweeps count, too.
     direction: "backward" for the fastest backward step. among: which steps may be named (None: all).
     Where the problem was measured on this architecture, it is the earliest step that none is faster than by the verdict
     (``best_of``): no answer flips within the noise. The record must hold every kind of kernel that takes the problem,
@@ -76,25 +78,12 @@ def best(
     if direction not in tuple(PASSES):
         raise ValueError(f"direction must be one of {', '.join(PASSES)}, got {direction!r}")
     arch = _architecture(device)
-    runs = recorded_runs(Path(results), direction) if isinstance(results, str | Path) else list(results)
+    runs = recorded_timings(Path(results), direction) if isinstance(results, str | Path) else list(results)
     runs = [run for run in runs if run.machine["arch"][:2] == arch[:2]]  # "sm", of NVIDIA's; other makers' tell nothing
 
     def may(name: str) -> bool:
         step = get_step(name)
         return step.unsupported(problem, arch) is None and (among is None or among(step))
-
-    def of_model() -> Choice | None:
-        alike: dict[tuple, list[Run]] = {}
-        for run in runs:
-            alike.setdefault((run.machine["arch"] != arch, run.the_problem().features), []).append(run)
-
-        def distance(kind: tuple) -> tuple:
-            elsewhere, features = kind
-            knows = any(may(run.by_speed()[0].name) for run in alike[kind] if run.by_speed())
-            return elsewhere, len({*problem.features} ^ {*features}), not knows, -len(alike[kind])
-
-        asked = (_as_modelled(problem, arch, alike[kind], direction, may) for kind in sorted(alike, key=distance))
-        return next(filter(None, asked), None)
 
     of_most = {id(run) for run in of_one_machine(runs)}
     own = [run for run in runs if run.machine["arch"] == arch and _same(run.the_problem(), problem)]
@@ -102,18 +91,74 @@ def best(
     able = [m for m in own[0].by_speed() if may(m.name)] if own else []
     if able and _has_every_kind(own[0]):
         return _as_recorded(own[0], best_of(own[0], able), able[0])
-    if (expected := of_model()) is None:
+    asked = (_as_modelled(problem, arch, kind, direction, may) for kind in _alike(problem, arch, runs, may))
+    if (expected := next(filter(None, asked), None)) is None:
         raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
     if able and _goes_as_far(own[0], expected.step):
         return _as_recorded(own[0], best_of(own[0], able), able[0])
     return expected
 
 
+def candidates(
+    problem: Problem, arch: str, results: Path | Sequence[Run] = RESULTS, direction: str = "forward"
+) -> list[Step]:
+    """The steps that may be the fastest for ``problem``: expected to take ``PLAUSIBLE`` times the least, or less.
+
+    Of those that launch the same kernels for the problem the latest. results: as ``best`` takes them; only those of
+    this architecture count.
+    """
+    runs = recorded_timings(Path(results), direction) if isinstance(results, str | Path) else list(results)
+    runs = [run for run in runs if run.machine["arch"] == arch]
+
+    def may(name: str) -> bool:
+        return get_step(name).unsupported(problem, arch) is None
+
+    for kind in _alike(problem, arch, runs, may):
+        if known := _known(_model_of(kind), problem, arch, may):
+            known = _of_kernels(known, problem, arch)
+            most = PLAUSIBLE * min(_heard(known).values())
+            plausible = [get_step(name) for name in sorted(known, key=_how_late) if known[name].seconds <= most]
+            return list({step.kernels_for(problem, arch): step for step in plausible}.values())
+    return []
+
+
+def _alike(problem: Problem, arch: str, runs: Sequence[Run], may: Callable[[str], bool]) -> list[list[Run]]:
+    """Runs by what they ask for beside plain attention: those first that tell most of the problem."""
+    alike: dict[tuple, list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.machine["arch"] != arch, run.the_problem().features), []).append(run)
+
+    def distance(kind: tuple) -> tuple:
+        elsewhere, features = kind
+        knows = any(may(run.by_speed()[0].name) for run in alike[kind] if run.by_speed())
+        return elsewhere, len({*problem.features} ^ {*features}), not knows, -len(alike[kind])
+
+    return [alike[kind] for kind in sorted(alike, key=distance)]
+
+
+def _known(model: Model, problem: Problem, arch: str, may: Callable[[str], bool]) -> dict[str, Estimate]:
+    """What a model knows of the steps that may be named."""
+    names = (name for name in model.timed if name != model.baseline and may(name))
+    return {name: found for name in names if (found := model.estimate(name, problem, arch))}
+
+
+def _heard(known: dict[str, Estimate]) -> dict[str, float]:
+    """Seconds of the steps that near enough records hold."""
+    least = HEARD * max(found.weight for found in known.values())
+    return {name: found.seconds for name, found in known.items() if found.weight >= least}
+
+
 def _goes_as_far(run: Run, step: Step) -> bool:
-    """Whether a run holds this step, or one that goes on from where it stands on the main path."""
+    """Whether a run holds this step, or one that goes on from where it stands on the main path.
+
+    A run of a single step, such as a row of a sweep, compares nothing, and tells of this step alone.
+    """
+    timed = [m.name for m in run.by_speed()]
+    if len(timed) == 1:
+        return timed == [step.name]
     while (step.fork or step.inside) and step.previous is not None:
         step = step.previous
-    return any(step.name in line(get_step(m.name)) for m in run.by_speed())
+    return any(step.name in line(get_step(name)) for name in timed)
 
 
 def _same(a: Problem, b: Problem) -> bool:
@@ -135,19 +180,16 @@ def _as_modelled(
 ) -> Choice | None:
     """What the model of these records expects to be the fastest; None where none of their steps may be named."""
     model = _model_of(runs)
-    known = {name: model.estimate(name, problem, arch) for name in model.timed if may(name)}
-    known = {name: found for name, found in known.items() if found}
-    if not known:
+    if not (known := _known(model, problem, arch, may)):
         return None
+    baseline = get_step(model.baseline)
     known = _of_kernels(known, problem, arch)
-    least = HEARD * max(found.weight for found in known.values())
-    heard = {name: found.seconds for name, found in known.items() if found.weight >= least}
+    heard = _heard(known)
     near = (name for name in heard if heard[name] <= NEAR * min(heard.values()))
     name = max(near, key=_how_late)
     record = min((run for run in runs if _timed(run, name)), key=lambda run: apart(problem, run.the_problem()))
-    baseline = get_step(PASSES[direction].baseline)
-    ratio = None if baseline.unsupported(problem, arch) else model.of_baseline(problem)
     seconds, step = known[name].seconds, get_step(name)
+    ratio = None if baseline.unsupported(problem, arch) else model.of_baseline(problem, arch, seconds)
     compared = f", {ratio:.2f} times as fast as PyTorch's attention" if ratio else ""
     if ratio and ratio < 1 and _host_decides(ratio, seconds, problem, arch, runs, step, baseline):
         compared += "; but the host needs longer for a call of that, and less for one of this step"
@@ -185,14 +227,10 @@ def _host_decides(
 
 def _of_kernels(known: dict[str, Estimate], problem: Problem, arch: str) -> dict[str, Estimate]:
     """What is known of steps; of those that launch the same kernels for the problem, what is known best of one."""
-    of_kernels: list[list[str]] = []
+    alike: dict[tuple, list[str]] = {}
     for name in known:
-        step = get_step(name)
-        same = (names for names in of_kernels if step.launches_as(get_step(names[0]), problem, arch))
-        if (names := next(same, None)) is None:
-            of_kernels.append(names := [])
-        names.append(name)
-    return {name: known[max(names, key=lambda n: known[n].weight)] for names in of_kernels for name in names}
+        alike.setdefault(get_step(name).kernels_for(problem, arch), []).append(name)
+    return {name: known[max(names, key=lambda n: known[n].weight)] for names in alike.values() for name in names}
 
 
 def _how_late(name: str) -> tuple:

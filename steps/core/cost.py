@@ -25,7 +25,6 @@ LAUNCH = 3.0  # microseconds that any kernel of a call takes at least; chosen, n
 ROUNDS = 3  # of fitting costs, and factors of whole problems beside them
 RIDGE = 3e-3  # keeps costs that the records do not tell apart small
 REACH = 0.7  # how far records are heard, in doublings of a length (``apart``): as far again they count 1/e
-REACH_OF_BASELINE = 0.15  # the same, beyond the nearest record, for PyTorch's attention
 DOUBT = 0.1  # of a record's weight: what no record's factor, 1, counts
 FEWEST = 7  # records of a step, below which its costs are not known
 HEARD = 0.1  # of the weight that the best known step's records have: with less a step is not known there
@@ -58,11 +57,13 @@ class Model:
     def __init__(self, runs: Iterable[Run]):
         self.timed: dict[str, list[tuple[int, tuple[float, ...], float]]] = defaultdict(list)
         self.problems: list[Problem] = []
-        self.baselines: list[float | None] = []  # how much longer than the fastest step PyTorch's attention takes
+        self.single: dict[int, float] = {}  # where a head has one query: the logarithm of ``_of_baseline``
         for n, run in enumerate(runs):
             problem, arch = run.the_problem(), run.machine["arch"]
             self.problems.append(problem)
-            self.baselines.append(_of_baseline(run))
+            self.baseline = PASSES[run.direction].baseline
+            if problem.seq_len_q == 1 and (ratio := _of_baseline(run)):
+                self.single[n] = math.log(ratio)
             for m in (*run.steps, *run.inside):
                 if m.latency_ms and m.correct and (work := getattr(get_step(m.name), "work", None)):
                     launched = work(problem, arch)
@@ -79,11 +80,12 @@ class Model:
             rows = [[x * self.factors[n] / us for x in counts] for n, counts, us in found]
             self.costs[name] = _not_negative(rows)
             for n, counts, us in found:
-                off[n].append(us / _product(self.costs[name], counts))
+                if name != self.baseline:
+                    off[n].append(us / _product(self.costs[name], counts))
         self.factors = [sorted(off[n])[len(off[n]) // 2] if off[n] else 1.0 for n in range(len(self.problems))]
 
     def estimate(self, name: str, problem: Problem, arch: str) -> Estimate | None:
-        """How long a step takes on a problem; None where too few records hold it."""
+        """How long a step takes on a problem, or PyTorch's attention; None where too few records hold it."""
         found = self.timed.get(name, ())
         if len(found) < min(FEWEST, max(map(len, self.timed.values()), default=0)) or not any(self.costs[name]):
             return None
@@ -95,19 +97,16 @@ class Model:
         us = _product(self.costs[name], launched.counts(problem)) * math.exp(off / (weight + DOUBT) + shared)
         return Estimate((LAUNCH * launched.kernels + us) / 1e6, weight)
 
-    def of_baseline(self, problem: Problem) -> float | None:
-        """How many times as fast as PyTorch's attention the fastest step should be; None where no record tells.
+    def of_baseline(self, problem: Problem, arch: str, seconds: float) -> float | None:
+        """How many times as long as so many seconds PyTorch's attention takes on a problem; None where nobody knows.
 
-        PyTorch has several kernels, and changes between them: few records beside the nearest say anything.
+        With one query a head both read the same bytes, as fast as they can: there it is what near records have.
         """
-        known = [
-            (apart(problem, other), math.log(ratio)) for other, ratio in zip(self.problems, self.baselines) if ratio
-        ]
-        if not known:
-            return None
-        nearest = min(known)[0]
-        near = [math.exp((nearest - far) / REACH_OF_BASELINE) for far, _ in known]
-        return math.exp(sum(w * log for w, (_, log) in zip(near, known)) / sum(near))
+        if problem.seq_len_q == 1 and self.single:
+            near = {n: self._near(problem)[n] for n in self.single}
+            return math.exp(sum(near[n] * log for n, log in self.single.items()) / sum(near.values()))
+        its = self.estimate(self.baseline, problem, arch)
+        return its and its.seconds / seconds
 
     @lru_cache(maxsize=8)  # noqa: B019 - one problem is asked about after the other, and the model stays
     def _near(self, problem: Problem) -> list[float]:
@@ -116,6 +115,7 @@ class Model:
 
 
 def _of_baseline(run: Run) -> float | None:
+    """How many times as fast as PyTorch's attention the fastest step is in a run; None where one is missing."""
     fastest, baseline = run.by_speed()[:1], run.measurement(PASSES[run.direction].baseline)
     return fastest[0].tflops / baseline.tflops if fastest and baseline and baseline.tflops else None
 

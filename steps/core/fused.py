@@ -169,6 +169,9 @@ class FusedStep(Step):
         """What else a launch is told; here every hole, whatever it does: no two steps are alike."""
         return tuple(self.holes().items())
 
+    def kernels_for(self, problem: Problem, arch: str) -> tuple:
+        return self.what_runs(problem, arch)
+
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
         """By which launch rule; a step that brings its own shape says "Own" and its tile."""
         tile = self.variant(problem, target).tile

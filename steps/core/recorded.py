@@ -20,12 +20,14 @@ from steps.core.ladder import (
 )
 from tutorial_lib import records as of_files
 from tutorial_lib.files import RESULTS
+from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
-from tutorial_lib.records import Search, Survey, recorded_searches
-from tutorial_lib.results import Measurement, ResultsError, Round, Run, of_one_machine, read_bare_run
+from tutorial_lib.records import BASELINE, FRONT_DOOR, Search, Survey, Sweep, Swept, recorded_searches
+from tutorial_lib.results import Latency, Measurement, ResultsError, Round, Run, of_one_machine, read_bare_run
 
 # These records know steps by the names of their day; they are read by today's.
 recorded_sweeps = partial(of_files.recorded_sweeps, today=today)
+recorded_candidates = partial(of_files.recorded_candidates, today=today)
 recorded_trainings = partial(of_files.recorded_trainings, today=today)
 LABEL = re.compile(r"step \d+ (?P<name>\w+)")  # in a title: "one GPU alone, by step 207 kv_multicast"
 
@@ -125,6 +127,46 @@ def recorded_runs(folder: Path, direction: str = "forward", several: bool = Fals
         if run.timed and run.direction == direction and (run.ranks > 1) == several:
             runs.append(run)
     return sorted(runs, key=lambda run: run.date, reverse=True)
+
+
+def recorded_timings(folder: Path, direction: str = "forward") -> list[Run]:
+    """What the choice is made from: ``recorded_runs``, and behind them the rows of sweeps as runs of few steps."""
+    rows = ((sweep, row) for sweep in (*recorded_candidates(folder), *recorded_sweeps(folder)) for row in sweep.rows)
+    swept = [as_run(sweep, row) for sweep, row in rows if row.pass_ == direction and row.timed]
+    return recorded_runs(folder, direction) + swept
+
+
+def as_run(sweep: Sweep, row: Swept) -> Run:
+    """A row of a sweep, forward or backward, as a run of PyTorch's attention and of the steps that were timed."""
+    kind, problem = PASSES[row.pass_], row.the_problem()
+    if FRONT_DOOR in row.milliseconds:
+        names = {BASELINE: kind.baseline} | ({} if row.fell_back else {FRONT_DOOR: row.steps[-1]})
+    else:
+        names = {name: today(name) for name in row.milliseconds}
+    steps = []
+    for contender, name in names.items():
+        took = Latency.of(row.milliseconds[contender])
+        tflops = kind.operations(problem) / took.median / 1e9
+        of_host = row.host_us.get(contender)
+        timed = {"status": "measured", "correct": True, "latency_ms": took, "tflops": tflops, "host_us": of_host}
+        steps.append(Measurement(name=name, **timed))
+    rounds = [
+        Round(latency_ms={names[c]: ms[n] for c, ms in row.milliseconds.items() if c in names and n < len(ms)})
+        for n in range(len(row.milliseconds[BASELINE]))
+    ]
+    made = Run(
+        date=row.date,
+        machine=sweep.machine,
+        versions=row.versions,
+        settings={},
+        problem=row.problem,
+        direction=row.pass_,
+        steps=steps,
+        rounds=rounds,
+    )
+    baseline = made.measurement(kind.baseline)
+    beside = [m.model_copy(update={"speedup_vs_baseline": made.speedup(m, baseline)}) for m in made.steps]
+    return in_the_ladder(made.model_copy(update={"steps": beside}))
 
 
 @cache

@@ -271,9 +271,9 @@ class Step:
         if reason := self.unsupported(problem, target):
             raise Unsupported(f"step {self.label}: {reason}")
 
-    def launches_as(self, other: Step, problem: Problem, arch: str) -> bool:
-        """Whether this step and another are known to launch the same kernels for a problem: records tell of both."""
-        return self is other
+    def kernels_for(self, problem: Problem, arch: str) -> tuple:
+        """What stands for all that is launched for a problem: steps for which it is equal are as fast there."""
+        return (self.name,)
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         """Why this step cannot compute ``problem`` on ``target`` ("sm_90", "cpu"), or None when it can."""
@@ -379,10 +379,11 @@ class TorchStep(Step):
 
     takes: of ``Problem.features``; what a problem has of them, ``masked`` gets by name: window, softcap, packing and
     sinks. None: ``function`` does. keeps_mask: whether that takes ``mask_of``, of which a launch has one that keeps the
-    last mask.
+    last mask. work(problem, arch): what a launch has to do, as steps with a kernel have it; None: nobody knows.
     """
 
     function: Callable
+    work: Callable | None = None
     masked: Callable | None = None
     keeps_mask: bool = False
     scratch: Callable[[Problem], int] = no_scratch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from steps.core.fused import queries_seen, tiles_seen
@@ -17,6 +17,7 @@ from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
 DEALT_BY_HAND = 8  # blocks a place, up to which it is computed which place takes which; with more, ends hardly differ
+OF_SDPA = Tile(128, 128)  # cuDNN's, which PyTorch's attention mostly calls on Hopper
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,27 @@ class Work:
         lengths = [queries_seen(each, tile, j) * group for each, j in tiles]
         rows = 2 * problem.batch * problem.heads * problem.seq_len_q  # of dQ: written, and read
         return cls.dealt(lengths, problem.batch * heads, held, True, tile, head_dim, rows=rows, kernels=3)
+
+    @classmethod
+    def of_sdpa(cls, problem: Problem, arch: str) -> Work:
+        """What PyTorch's attention has to do, as far as its times tell, whichever kernel it is.
+
+        One query of a head: its keys are split over all places. Several: a block for each tile of queries of a query
+        head reads all keys, however few blocks there are. A window is a mask in memory, and hides no tile. Tiles have
+        a multiple of 64 columns.
+        """
+        held, columns = places(arch), 64 * -(-problem.head_dim // 64)
+        if problem.seq_len_q == 1:
+            tiles = problem.batch * problem.kv_heads * -(-problem.seq_len_kv // OF_SDPA.key)
+            return cls(tiles / held, 1.0, OF_SDPA, columns)
+        if problem.window:
+            problem = replace(problem, window=None, causal=False)
+        return cls.of_queries(problem, OF_SDPA, held, True, OF_SDPA, columns)
+
+    @classmethod
+    def of_sdpa_gradients(cls, problem: Problem, arch: str) -> Work:
+        """The same of the gradients of PyTorch's attention: a block for each tile of keys of a query head."""
+        return cls.of_keys(problem, OF_SDPA, problem.heads, places(arch), problem.head_dim)
 
     def counts(self, problem: Problem) -> tuple[float, ...]:
         """What each cost is multiplied with: products, softmax, ends of tiles, a launch, merging, bytes.

@@ -75,6 +75,14 @@ come in pairs under a causal mask, and below 2,048 queries: by the same trial th
 
 A warp's own loads from shared memory need care where warps do not meet (step no_redundant_barriers):
 ``tutorial_lib.meetings`` lets a meeting stay where a warp may still be loading.
+
+``two_warpgroups``, inside this step: at head_dim 64 a block has two warpgroups that compute, as before step
+split_epilogue, and takes 128 queries, not 192.
+
+Three warpgroups keep the units of an SM busier. But a launch takes as long as the SM that has most rows, and larger
+tiles are dealt less evenly. With 1,024 queries of 160 heads some SM has eight tiles of 192 queries or ten of 128, 1,536
+rows or 1,280. There two warpgroups are faster. Where the rows are about as many, three are. Both are
+among what ``steps.sweep --steps`` recorded on an H200.
 """
 
 from dataclasses import replace
@@ -83,9 +91,10 @@ from steps.core.order import DEALT
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.hopper import ahead, step206_pv_wait_after_max
 from steps.hopper.conditions import at_128, up_to_128, wide_and_masked
-from steps.hopper.lib import WITHOUT_MEETINGS
+from steps.hopper.lib import NO_TURNS, WITHOUT_MEETINGS
 from steps.hopper.products import QUARTER_HELD
 from steps.hopper.softmax import DOWNWARDS, SUM_AT_END, in_four_chains
+from steps.hopper.step205_split_epilogue import in_three_groups
 from tutorial_lib.problem import Problem
 
 
@@ -176,4 +185,15 @@ STEP = QUARTER_Q_REGISTERS.evolve(
     generation=ahead.consume,
 )
 
-INSIDE = (ROW_MAX_ILP, ROW_MAX_ILP_MULTICAST, NO_REDUNDANT_BARRIERS, QUARTER_Q_REGISTERS)
+TWO_WARPGROUPS = STEP.evolve(
+    only_for=in_three_groups,
+    name="two_warpgroups",
+    title="Two consumer warpgroups again",
+    change="At head_dim 64 a block has two consumer warpgroups, and takes 128 queries, not 192.",
+    inside="next_softmax_first",
+    default_problem=replace(standard(1024, head_dim=64, dtype="bfloat16"), batch=8, heads=12, kv_heads=12),
+    groups=2,
+    turns=NO_TURNS,
+)
+
+INSIDE = (ROW_MAX_ILP, ROW_MAX_ILP_MULTICAST, NO_REDUNDANT_BARRIERS, QUARTER_Q_REGISTERS, TWO_WARPGROUPS)

@@ -9,7 +9,7 @@ is far behind in the first round takes part in no other.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -138,8 +138,8 @@ class Sweeper:
         """Why a peer does not take the problem, or None where it does."""
         return None if name in WANTED else _step_of(name).unsupported(self.problem, target_of(self.device))
 
-    def check(self) -> accuracy.Accuracy | None:
-        """The front door's output, and gradients where they are asked for, beside float64 by the project's rule.
+    def check(self, names: Sequence[str] = (FRONT_DOOR,)) -> accuracy.Accuracy | None:
+        """Contenders' outputs, and gradients where they are asked for, beside float64 by the project's rule: the worst.
 
         Of a problem with many pairs of queries and keys only some key/value heads are compared, with the query heads
         that share them, spread over the batch.
@@ -149,19 +149,20 @@ class Sweeper:
         problem = self.problem
         with gpu_turn(self.device.type):
             q, k, v, *do = self.inputs[0]
-            o = self._function(FRONT_DOOR)(q, k, v)
-            grads = torch.autograd.grad(o, (q, k, v), *do) if do else ()
             together, count = _heads_to_check(problem)
             picked = partial(_picked, kv_heads=problem.kv_heads, count=count)
             parts = tuple(picked(x.detach()) for x in (q, k, v))
-            found = [(FORWARD, parts, (picked(o.detach()),))]
+            asked = [(FORWARD, parts)]
             if do:
-                found.append((BACKWARD, (*parts, None, None, picked(do[0])), tuple(map(picked, grads))))
+                asked.append((BACKWARD, (*parts, None, None, picked(do[0]))))
+            right = [(exact := kind.reference(together, x), kind.yardstick(together, x, exact)) for kind, x in asked]
             compared = []
-            for kind, inputs, outputs in found:
-                exact = kind.reference(together, inputs)
-                allowed = kind.yardstick(together, inputs, exact)
-                compared += [accuracy.compare(*each) for each in zip(outputs, exact, allowed, strict=True)]
+            for name in names:
+                o = self._function(name)(q, k, v)
+                grads = [torch.autograd.grad(o, (q, k, v), *do)] if do else []
+                for outputs, (exact, allowed) in zip([(o.detach(),), *grads], right, strict=True):
+                    each = zip(map(picked, outputs), exact, allowed, strict=True)
+                    compared += [accuracy.compare(*one) for one in each]
         return accuracy.worst(compared)
 
     def prepare(self, name: str) -> None:
@@ -220,7 +221,7 @@ def _step_of(name: str):
     from steps.core.ladder import get_step
     from steps.reference.peers import peers_of
 
-    return get_step(BASELINE) if name == BASELINE else next(peer for peer in peers_of("forward") if peer.name == name)
+    return next((peer for peer in peers_of("forward") if peer.name == name), None) or get_step(name)
 
 
 def _heads_to_check(problem: Problem) -> tuple[Problem, int]:
@@ -263,12 +264,24 @@ class Restoring:
 
 
 def time_problem(
-    worker, restoring: Restoring, drawn: Drawn, timed: str, steps: list, seed: int, rounds: int, chance: random.Random
+    worker,
+    restoring: Restoring,
+    drawn: Drawn,
+    timed: str,
+    steps: list,
+    seed: int,
+    rounds: int,
+    chance: random.Random,
+    candidates: bool = False,
 ) -> Swept:
     """A row of the sweep. steps: those of the front door; seed: of the drawing; the inputs' is drawn from ``chance``.
 
-    A peer that fails is skipped. Where the front door or SDPA fails, or the front door is wrong, nothing is timed.
+    candidates: whether the steps themselves are timed, in place of the front door and its peers. A peer or candidate
+    that fails is skipped. Where the front door or SDPA fails, or the front door or a candidate is wrong, nothing is
+    timed.
     """
+    names = [step.name for step in steps]
+    wanted, others, checks = ((BASELINE,), names, names) if candidates else (WANTED, PEERS, [FRONT_DOOR])
 
     def call(method: str, *args):
         return worker.call(method, *args, timeout=restoring.timeout)
@@ -281,10 +294,10 @@ def time_problem(
         restoring.asked, restoring.prepared = (), []  # a process that starts for the next call is told by that
         call("open", *opened)
         restoring.asked = opened
-        checked = call("check")
+        checked = call("check", checks)
         if checked is not None and not checked.correct:
             raise WorkerFailure(checked.explain())
-        for name in (*WANTED, *PEERS):
+        for name in (*wanted, *others):
             if reason := call("missing", name):
                 skipped[name] = reason
                 continue
@@ -292,7 +305,7 @@ def time_problem(
                 call("prepare", name)
                 restoring.prepared.append(name)
             except WorkerFailure as failed:
-                if name in WANTED:
+                if name in wanted:
                     raise
                 skipped[name] = str(failed)
         for _ in range(rounds):
@@ -300,7 +313,7 @@ def time_problem(
                 try:
                     found.setdefault(name, []).append(call("sample", name))
                 except WorkerFailure as failed:
-                    if name in WANTED:
+                    if name in wanted:
                         raise
                     restoring.prepared.remove(name)
                     del found[name]
@@ -317,7 +330,7 @@ def time_problem(
         seed=seed,
         date=now(),
         versions=describe_versions(),
-        steps=[step.name for step in steps],
+        steps=[] if candidates else names,
         milliseconds={name: [ms for ms, _ in samples] for name, samples in found.items()},
         host_us={name: timing.spread(us).median for name, us in host.items() if us},
         skipped=skipped,

@@ -55,10 +55,11 @@ class AutogradGradients(GradientStep):
     """Asks autograd for the gradients of the forward pass ``function(q, k, v, causal, scale)``.
 
     takes: windows, soft caps and packed sequences, where ``function`` takes these by name. Its weights are those of its
-    own forward pass, so that it takes no sinks.
+    own forward pass, so that it takes no sinks. work: as ``TorchStep`` has it.
     """
 
     function: Callable
+    work: Callable | None = None
     takes: tuple[str, ...] = ()
 
     backend: ClassVar[str] = "torch"

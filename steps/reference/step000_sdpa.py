@@ -6,6 +6,7 @@ shape, dtype and hardware. We leave the choice to it and record which kernel it 
 
 from steps.core.problems import HEADLINE
 from steps.core.step import TorchStep
+from steps.core.work import Work
 from tutorial_lib.reference import sdpa, sdpa_masked
 
 STEP = TorchStep(
@@ -15,6 +16,7 @@ STEP = TorchStep(
     change="PyTorch's scaled_dot_product_attention, with the backend that it chooses itself.",
     default_problem=HEADLINE,
     function=sdpa,
+    work=Work.of_sdpa,
     masked=sdpa_masked,
     keeps_mask=True,
     takes=("window", "lengths", "head_dim_v"),

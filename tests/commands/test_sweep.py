@@ -10,7 +10,8 @@ from typing import ClassVar
 import pytest
 
 from steps import get_step, sweep
-from steps.core.recorded import recorded_sweeps
+from steps.core.choice import best
+from steps.core.recorded import recorded_candidates, recorded_sweeps, recorded_timings
 from steps.measuring import sweep as measuring
 from steps.measuring.drawing import TIMED, Drawn, problems
 from tests.shapes import problem
@@ -138,6 +139,31 @@ def test_the_time_ends_it_before_a_problem(faked, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(sweep, "PROBLEM_SECONDS", 30.0)
     assert swept(tmp_path, "--count", "12", "--seconds", "70") == 0
     assert len(recorded_sweeps(tmp_path)[0].rows) == 12 and compiled[1:] == [2, 1, 1]
+
+
+def test_candidates_are_timed_beside_sdpa_alone_and_the_choice_learns_from_them(faked, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def candidates(problem, arch):
+        asked.append(problem)
+        return [get_step("epilogue_overlap"), get_step("pv_wait_after_max")]
+
+    monkeypatch.setattr("steps.core.choice.candidates", candidates)
+    for name, ms in {"epilogue_overlap": 0.5, "pv_wait_after_max": 1.75}.items():
+        monkeypatch.setitem(MS, name, ms)
+    assert swept(tmp_path, "--steps", "--count", "3") == 0
+    [record] = recorded_candidates(tmp_path)
+    assert [row.the_problem() for row in record.rows] == asked == [one.problem for one in problems(0, 3, "forward")]
+    assert ("check", ["epilogue_overlap", "pv_wait_after_max"]) in Fake.told and not recorded_sweeps(tmp_path)
+    for row in record.rows:
+        times = {"sdpa": [2.0, 2.0], "epilogue_overlap": [0.5, 0.5], "pv_wait_after_max": [1.75]}
+        assert row.milliseconds == times and row.correct and row.steps == []
+    assert "epilogue_overlap 500 µs, pv_wait_after_max 1.75e+03 µs, sdpa 2e+03 µs" in capsys.readouterr().out
+    [run, *_] = recorded_timings(tmp_path)
+    assert [m.name for m in run.steps] == ["sdpa", "epilogue_overlap", "pv_wait_after_max"]
+    chosen = best(asked[0], "sm_90", tmp_path)
+    assert chosen.step.name == "epilogue_overlap" and chosen.of_baseline == 4 and "Not measured" not in chosen.why
+    assert swept(tmp_path, "--steps", "--pass", "training") == 2
 
 
 def time_one(timed="forward", rounds=2):

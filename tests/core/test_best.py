@@ -13,7 +13,7 @@ from steps.core import choice, cost
 from steps.core.choice import best
 from steps.core.cost import Estimate, Model
 from steps.core.ladder import owner_of, part_of
-from steps.core.recorded import recorded_runs
+from steps.core.recorded import as_run, recorded_candidates, recorded_runs, recorded_sweeps
 from steps.core.tiles import Tile
 from steps.core.work import Work
 from tests.results.recorded import RECORDED, recorded
@@ -84,6 +84,66 @@ def test_decoding_is_answered_by_records_of_decoding():
     assert choice.record.the_problem().seq_len_q == 1 and part_of(owner_of(choice.step).number).name == "everyday"
 
 
+@pytest.mark.parametrize("queries", [2, 4, 8])
+def test_several_queries_are_not_left_to_an_attention_that_splits_no_keys(queries):
+    """PyTorch's splits the keys of a single query alone: nobody recorded several with as few heads as here."""
+    runs = [run for run in RECORDED if run.the_problem().seq_len_kv != 2048]
+    asked = Problem(batch=1, heads=32, seq_len_q=queries, seq_len_kv=15000, head_dim=128, dtype="float16")
+    choice = best(asked, "sm_90", runs)
+    assert choice.of_baseline > 1.5 and choice.beats_sdpa("sm_90")
+    alone = best(dataclasses.replace(asked, seq_len_q=1), "sm_90", runs)
+    assert alone.of_baseline < choice.of_baseline / 1.5
+
+
+def test_one_query_takes_both_as_long_as_on_near_records():
+    """Where a step was no faster than PyTorch's attention, none is expected to be, though none was timed there."""
+    asked = Problem(batch=8, heads=64, seq_len_q=1, seq_len_kv=30000, head_dim=128, dtype="bfloat16")
+    ratios = [r.by_speed()[0].tflops / r.measurement("sdpa").tflops for r in WHOLE if r.the_problem().seq_len_q == 1]
+    assert min(ratios) < best(asked, "sm_90", WHOLE).of_baseline < max(ratios) <= 1
+
+
+def test_what_pytorchs_attention_has_to_do():
+    asked = dataclasses.replace(H100, batch=1, heads=4, kv_heads=2, seq_len_q=1, seq_len_kv=132 * 128, causal=False)
+    assert Work.of_sdpa(asked, "sm_90").iterations == 2  # of two heads, split over all places
+    several = dataclasses.replace(asked, seq_len_q=2)
+    assert Work.of_sdpa(several, "sm_90").iterations == 132  # of one head
+    window = dataclasses.replace(H100, window=128)
+    whole = dataclasses.replace(H100, causal=False)
+    assert Work.of_sdpa(window, "sm_90") == Work.of_sdpa(whole, "sm_90")  # a mask in memory
+    assert Work.of_sdpa(dataclasses.replace(H100, head_dim=80), "sm_90").head_dim == 128
+
+
+def test_a_row_of_a_sweep_is_a_run_of_the_step_that_was_chosen():
+    """It tells the model what its step and PyTorch's attention took."""
+    [sweep, *_] = recorded_sweeps(RESULTS)
+    rows = [row for row in sweep.of("forward") if not row.fell_back and not row.the_problem().features]
+    for row in rows[:3]:
+        run = as_run(sweep, row)
+        assert run.the_problem() == row.the_problem() and [m.name for m in run.steps] == ["sdpa", *row.steps]
+        assert run.steps[1].speedup_vs_baseline.median == pytest.approx(row.ratio("sdpa").median)
+    left = next(row for row in sweep.of("forward") if row.fell_back)
+    assert [m.name for m in as_run(sweep, left).steps] == ["sdpa"]
+
+
+def test_a_run_of_one_step_compares_nothing():
+    """Though the step that is expected to be the fastest goes on from it."""
+    run = recorded("b4_h32_s4096_d128_fp16_causal")
+    own = dataclasses.replace(run.the_problem(), seq_len_q=4200, seq_len_kv=4200)
+    alone = [m for m in run.steps if m.name in ("sdpa", "pv_wait_after_max")]
+    one = run.model_copy(update={"problem": own.as_dict(), "inside": [], "peers": [], "steps": alone})
+    choice = best(own, "sm_90", [*WHOLE, one])
+    assert choice.step.name != "pv_wait_after_max" and "Not measured" in choice.why
+
+
+def test_on_candidates_nothing_that_was_timed_is_faster_than_the_choice():
+    """PyTorch's attention is one of them."""
+    [record, *_] = recorded_candidates(RESULTS)
+    for row in record.rows:
+        run, choice = as_run(record, row), best(row.the_problem(), record.machine["arch"])
+        chosen = run.measurement(choice.step.name if choice.beats_sdpa(record.machine["arch"]) else "sdpa")
+        assert chosen and not any(run.is_faster(m, chosen) for m in run.everybody), choice.why
+
+
 def test_a_record_of_slow_steps_alone_does_not_answer():
     """Of every kind of kernel there is a step in it, or it is no answer: others may be faster."""
     run = recorded("b4_h32_s4096_d128_fp16_full")
@@ -118,7 +178,7 @@ def test_what_was_not_measured_is_answered_by_the_model():
 def test_where_the_gpu_takes_as_long_for_both_the_host_decides(length, ratio, host_us, ours, monkeypatch):
     """What it needs for a call of ours and of PyTorch's, as the records have it."""
     small, runs = dataclasses.replace(H100, batch=1, heads=1, kv_heads=1, seq_len_q=length, seq_len_kv=length), []
-    monkeypatch.setattr(Model, "of_baseline", lambda self, problem: ratio)
+    monkeypatch.setattr(Model, "of_baseline", lambda self, *asked: ratio)
     for run in WHOLE:
         timed = [m.model_copy(update={"host_us": host_us[m.name == "sdpa"]}) for m in run.steps]
         runs.append(run.model_copy(update={"steps": timed, "inside": []}))

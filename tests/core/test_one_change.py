@@ -32,6 +32,7 @@ TOGETHER = {
     "pv_wait_after_softmax": {"softmax", "sums"},
     "attention_sinks": {"takes", "warpgroup_per_query_head"},
     "row_max_ilp_multicast": {"pairs", "walk", "order", "sums"},
+    "two_warpgroups": {"groups", "turns"},
 }
 
 
