@@ -126,7 +126,8 @@ class Aside(NamedTuple):
 class Tiles(NamedTuple):
     """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two slots.
 
-    d_query: every warpgroup's dQ of one tile, where TMA adds it. zeros: of such a tile, where TMA clears sums.
+    d_query: every warpgroup's dQ of one tile, where TMA adds or stores it. zeros: of such a tile, where TMA clears
+    sums. collected: dQ of all tiles of queries, and of every warpgroup, where a block has several tiles of keys.
     """
 
     key: object
@@ -138,6 +139,7 @@ class Tiles(NamedTuple):
     d_scores: object
     d_query: object
     zeros: object
+    collected: object
 
 
 class Handover(NamedTuple):
@@ -178,11 +180,16 @@ def rooms(dtype: gl.constexpr, variant: gl.constexpr):
     """Shared memory: tiles, and the slots of rings."""
     STAGES: gl.constexpr = variant.stages
     QUERY_SHAPE: gl.constexpr = [STAGES, 1, 1, variant.tile.query, variant.head_dim]
-    KEY_SHAPE: gl.constexpr = [1, 1, variant.tile.key, variant.head_dim]
+    KEY_SHAPE: gl.constexpr = (
+        [1, 1, variant.tile.key, variant.head_dim]
+        if variant.key_tiles == 1
+        else [variant.key_tiles, 1, 1, variant.tile.key, variant.head_dim]
+    )
     NUMBER_SHAPE: gl.constexpr = [STAGES, 1, variant.tile.query]
     SCORE_SHAPE: gl.constexpr = [2, variant.tile.key, variant.tile.query]
     D_QUERY: gl.constexpr = [1, 1, variant.query_rows, variant.query_columns]
     SUM_SHAPE: gl.constexpr = [variant.warpgroups, 1, 1, variant.query_rows, variant.query_columns]
+    COLLECTED: gl.constexpr = variant.collected_shape
     key = gl.allocate_shared_memory(dtype, KEY_SHAPE, variant.shared)
     value = gl.allocate_shared_memory(dtype, KEY_SHAPE, variant.shared)
     query = gl.allocate_shared_memory(dtype, QUERY_SHAPE, variant.shared)
@@ -190,9 +197,22 @@ def rooms(dtype: gl.constexpr, variant: gl.constexpr):
     d_output = gl.allocate_shared_memory(dtype, QUERY_SHAPE, variant.shared)
     row_sum = gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, variant.shared_numbers)
     d_scores = gl.allocate_shared_memory(dtype, SCORE_SHAPE, variant.shared_scores)
-    d_query = gl.allocate_shared_memory(gl.float32, SUM_SHAPE, variant.shared_sums) if variant.adding.by_tma else None
+    SUM_DTYPE: gl.constexpr = dtype if variant.adding.complete else gl.float32
+    d_query = gl.allocate_shared_memory(SUM_DTYPE, SUM_SHAPE, variant.shared_sums) if variant.adding.by_tma else None
     zeros = gl.allocate_shared_memory(gl.float32, D_QUERY, variant.shared_sums) if variant.helpers.zeros else None
-    return Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query, zeros)
+    collected = None
+    if variant.key_tiles > 1:
+        collected = gl.allocate_shared_memory(gl.float32, COLLECTED, variant.shared_collected)
+    return Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query, zeros, collected)
+
+
+@gluon.jit
+def key_tile(tiles, n, variant: gl.constexpr):
+    """The n-th tile of a block's K or V."""
+    if variant.key_tiles == 1:
+        return tiles
+    else:
+        return tiles.index(n)
 
 
 @gluon.jit
@@ -203,11 +223,11 @@ def rings(variant: gl.constexpr):
     query_full = barrier_ring(STAGES, 1)
     d_scores_full = barrier_ring(2, variant.writers) if variant.warpgroups > 1 else None
     d_scores_empty = barrier_ring(2, WARPGROUPS) if variant.same_roles and variant.exchange.barriers else None
-    done = barrier_ring(2, WARPGROUPS) if variant.same_roles and variant.sharing == 1 else None
+    done = barrier_ring(2, WARPGROUPS) if variant.same_roles and not variant.adds_keys else None
     turns = barrier_ring(2, 1) if variant.turns.barriers else None
     sums_full = barrier_ring(variant.helpers.hear, 1) if variant.helpers.hear else None
     sums_empty = barrier_ring(WARPGROUPS, 1) if variant.helpers.hear else None
-    keys_full = barrier_ring(1, 1)
+    keys_full = barrier_ring(variant.key_tiles, 1)
     query_empty = barrier_ring(STAGES, WARPGROUPS)
     d_output_full, d_output_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
     return Barriers(
@@ -231,7 +251,7 @@ class Work(NamedTuple):
     """What a block computes: its tile of keys, and an iteration for each tile of queries, those of a head together.
 
     head: the kv head; where query heads have blocks of their own, the query head. first: the first tile of queries that
-    sees the keys; a_head: tiles from there; cut: tiles below it need the mask.
+    sees the keys, or the first of this block's part; a_head: tiles from there; cut: tiles below it need the mask.
     """
 
     key_row: object
@@ -283,6 +303,8 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     TILE_KEY: gl.constexpr = variant.tile.key
     TILE_QUERY: gl.constexpr = variant.tile.query
     j, head, batch = variant.tile_of_block(variant)
+    PARTS: gl.constexpr = variant.parts
+    part, head = head % PARTS, head // PARTS
     query_tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     first = 0
     cut = 0
@@ -295,6 +317,9 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     if variant.window:  # queries behind see none of these keys; a window may be nearly 2^31
         end = (j + 1) * TILE_KEY - 1 + gl.minimum(variant.window, seq_len_q)
         end = gl.minimum(query_tiles, gl.cdiv(end, TILE_QUERY))
+    if variant.parts > 1:
+        first = part * query_tiles // PARTS
+        end = (part + 1) * query_tiles // PARTS
     return Work(j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, end - first, cut)
 
 
@@ -306,7 +331,30 @@ def position(work, iteration, variant: gl.constexpr):
     if variant.group_size > 1:
         head = work.head * variant.group_size + iteration // work.a_head
         n = iteration % work.a_head
+    if variant.key_tiles > 1:
+        n = iteration % work.a_head
     return head, work.first + n
+
+
+@gluon.jit
+def of_tile(tiles, n, variant: gl.constexpr):
+    """Shared memory with the n-th tile of a block's K and V alone."""
+    return Tiles(
+        tiles.key.index(n), tiles.value.index(n), tiles.query, tiles.lse, tiles.d_output, tiles.row_sum, tiles.d_scores,
+        tiles.d_query, tiles.zeros, tiles.collected,
+    )  # fmt: skip
+
+
+@gluon.jit
+def next_tile(work, n, variant: gl.constexpr):
+    """The work of a block's n-th tile of keys: for all queries, each its own, without a mask but at the end of keys."""
+    KEY: gl.constexpr = variant.tile.key
+    cut = 0
+    if (n + 1) * KEY > work.seq_len_kv:
+        cut = work.a_head
+    return Work(
+        n * KEY, work.head, work.kv_head, work.batch, work.heads, work.batches, work.seq_len_kv, 0, work.a_head, cut
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -356,14 +404,17 @@ def fetch_rows(array, numbers, slot, number_slot, full, head, batch, i, line, va
 def produce(arrays, tiles, barriers, work, aside, variant: gl.constexpr):
     """The producer: fetches the block's keys and values, and then tiles of queries, each when its slot is empty."""
     STAGES: gl.constexpr = variant.stages
-    full = barriers.keys_full.index(0)
-    mbarrier.expect(full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
-    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], full, tiles.key)
-    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], full, tiles.value)
+    KEY_TILES: gl.constexpr = variant.key_tiles
+    for n in gl.static_range(KEY_TILES):
+        full = barriers.keys_full.index(n)
+        row = work.key_row + n * variant.tile.key
+        mbarrier.expect(full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
+        tma.async_load(arrays.key, [work.batch, work.kv_head, row, 0], full, key_tile(tiles.key, n, variant))
+        tma.async_load(arrays.value, [work.batch, work.kv_head, row, 0], full, key_tile(tiles.value, n, variant))
     variant.begin.let()
     variant.begin.wait()  # now: no kernel of this call has written keys or values
     variant.helpers.rows(aside, work, variant)
-    for iteration in range(variant.group_size * work.a_head):
+    for iteration in range(KEY_TILES * variant.group_size * work.a_head):
         head, i = position(work, iteration, variant)
         line = work.batch * work.heads + head
         stage = iteration % STAGES

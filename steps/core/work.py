@@ -55,11 +55,19 @@ class Work:
         return cls.dealt(lengths, problem.batch * problem.heads, places, longest_first, *args, **fields)
 
     @classmethod
-    def of_keys(cls, problem: Problem, tile: Tile, heads: int, held: int, head_dim: int) -> Work:
-        """The work of a backward pass, whose blocks own tiles of keys of so many heads of a sequence."""
+    def of_keys(
+        cls, problem: Problem, tile: Tile, heads: int, held: int, head_dim: int, of_a_block: int = 1, parts: int = 1,
+        added: bool = True,
+    ) -> Work:  # fmt: skip
+        """The work of a backward pass, whose blocks own tiles of keys of so many heads of a sequence.
+
+        of_a_block: tiles of keys that a block has. parts: blocks that share their queries. added: whether dQ is
+        added up.
+        """
         blocks, group = range(-(-problem.seq_len_kv // tile.key)), problem.heads // heads
-        lengths = [queries_seen(problem, tile, j) * group for j in blocks]
-        rows = 2 * problem.batch * problem.heads * problem.seq_len_q  # of dQ: written, and read
+        seen = [queries_seen(problem, tile, j) * group for j in blocks]
+        lengths = [-(-sum(seen[j : j + of_a_block]) // parts) for j in blocks[::of_a_block] for _ in range(parts)]
+        rows = 2 * problem.batch * problem.heads * problem.seq_len_q if added else 0  # of dQ: written, and read
         return cls.dealt(lengths, problem.batch * heads, held, True, tile, head_dim, rows=rows, kernels=3)
 
     def counts(self, problem: Problem) -> tuple[float, ...]:

@@ -30,7 +30,7 @@ Bytes of shared memory: key 16,384, value 16,384, query 32,768, lse 1,024, d_out
 Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutorial by
 python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
 With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 128: TILE_QUERY 64; HEAD_DIM 128; ROWS_PREPARED 8; ROWS_SCALED 4; ADDED_UP 128; other layouts ROWS_LAYOUT,
+  --head-dim 128: HEAD_DIM 128; TILE_QUERY 64; ROWS_PREPARED 8; ROWS_SCALED 4; ADDED_UP 128; other layouts ROWS_LAYOUT,
     SUMS, ROWS_OF_TWO, ROWS_OF_ONE, SCORES; other lines in issue_own_d_query, consume; in gradients `rates =
     tuple((pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (8, 4)))`; also has add_by_tma, number_of; has no
     store_for_tma, let_tma_add
@@ -57,14 +57,16 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.testing import do_bench
 
-TILE_QUERY = gl.constexpr(128)
+SMALL_ROWS = gl.constexpr(32)
 HEAD_DIM = gl.constexpr(64)
 STAGES = gl.constexpr(2)
+TILE_QUERY = gl.constexpr(128)
 TILE_KEY = gl.constexpr(128)
 QUERY_ROWS = gl.constexpr(64)
 QUERY_COLUMNS = gl.constexpr(64)
 WARPGROUPS = gl.constexpr(2)
 WRITERS = gl.constexpr(2)
+KEY_TILES = gl.constexpr(1)
 KEYS = gl.constexpr(64)
 ROWS_PREPARED = gl.constexpr(16)
 ROWS_SCALED = gl.constexpr(8)
@@ -106,7 +108,7 @@ Arrays = namedtuple("Arrays", "query key value d_output numbers sums d_key d_val
 # to scale in an iteration, times 2^16.
 Aside = namedtuple("Aside", "counts output d_output lse numbers sums d_query strides rates seq_len_q padded")
 # Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two slots.
-# d_query: every warpgroup's dQ of one tile, where TMA adds it.
+# d_query: every warpgroup's dQ of one tile, where TMA adds or stores it.
 Tiles = namedtuple("Tiles", "key value query lse d_output row_sum d_scores d_query")
 # mbarriers. full: TMA has filled a slot. empty: all warpgroups have read it. d_scores_full: between warpgroups, when
 # all that write dS have. done: when all warpgroups have read K and V for the last time, and when all have written dK
@@ -213,15 +215,16 @@ def clear_rows(Sums, first_row, line, padded, rows: gl.constexpr, layout: gl.con
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "clearing"])
 def prepare(Out, DO, LSE, Numbers, Sums, strides, seq_len_q, padded, heads, batches, counts, clearing, Counts):
     """All that is made ready for a tile of queries; and zeros, shared out among the tiles."""
-    let_next_begin()
+    await_kernels_before()
+    let_next_begin()  # now: the next kernel reads keys and values at once, which those before this one may write
     i = gl.program_id(0)
     line = gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
     prepare_rows(
-        Out, DO, LSE, Numbers, strides, i * TILE_QUERY, line % heads, line // heads, heads, batches, seq_len_q, padded,
-        TILE_QUERY, ROWS_LAYOUT,
+        Out, DO, LSE, Numbers, strides, i * SMALL_ROWS, line % heads, line // heads, heads, batches, seq_len_q, padded,
+        SMALL_ROWS, ROWS_LAYOUT,
     )  # fmt: skip
     if line < clearing:
-        clear_rows(Sums, i * TILE_QUERY, line, padded, TILE_QUERY, LINE)
+        clear_rows(Sums, i * SMALL_ROWS, line, padded, SMALL_ROWS, LINE)
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
     for n in range(line * gl.num_programs(0) + i, counts, programs):
         gl.store(Counts + n, 0)
@@ -237,14 +240,14 @@ def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line):
     line = first_line + n
     line = line.to(gl.int64)
     head, batch = line % heads, line // heads
-    row = i * TILE_QUERY + gl.arange(0, TILE_QUERY, gl.SliceLayout(1, ROWS_LAYOUT))
+    row = i * SMALL_ROWS + gl.arange(0, SMALL_ROWS, gl.SliceLayout(1, ROWS_LAYOUT))
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_LAYOUT))
     far = row.to(gl.int64)
     # in odd rows halves of 128 bytes have changed places
     offset = far[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
     offset = gl.max_contiguous(gl.multiple_of(offset, [1, 8]), [1, 8])
     sums = gl.load(Sums + line * padded * HEAD_DIM + offset)
-    sums = sums.reshape([TILE_QUERY, HEAD_DIM // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([TILE_QUERY, HEAD_DIM])
+    sums = sums.reshape([SMALL_ROWS, HEAD_DIM // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([SMALL_ROWS, HEAD_DIM])
     sums = gl.convert_layout(sums, ROWS_LAYOUT)
     rows = DQ + batch * dq_strides[0] + head * dq_strides[1]
     target = rows + (far[:, None] * dq_strides[2] + column[None, :])
@@ -268,7 +271,7 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
     d_value = gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, SUMS)
     mbarrier.wait(barriers.keys_full.index(0), 0)
     kept = keys.slice(0, KEPT, 1).load(KEY_FACTOR)
-    for iteration in range(work.a_head):
+    for iteration in range(0, work.a_head):
         query = tiles.query.index(iteration % STAGES).reshape([TILE_QUERY, HEAD_DIM])
         d_output = tiles.d_output.index(iteration % STAGES).reshape([TILE_QUERY, HEAD_DIM])
         # --- the weights again, and dV ---
@@ -492,7 +495,7 @@ def fmha_backward(
     query_full = barrier_ring(STAGES, 1)
     d_scores_full = barrier_ring(2, WRITERS)
     done = barrier_ring(2, WARPGROUPS)
-    keys_full = barrier_ring(1, 1)
+    keys_full = barrier_ring(KEY_TILES, 1)
     query_empty = barrier_ring(STAGES, WARPGROUPS)
     d_output_full, d_output_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
     barriers = Barriers(keys_full, query_full, query_empty, d_output_full, d_output_empty, d_scores_full, done)
@@ -551,6 +554,7 @@ def gradients(q, k, v, o, lse, do, scale=None):
     (batch, heads, seq_len_q, _), (_, kv_heads, seq_len_kv, _) = q.shape, k.shape
     tiles, blocks = -(-seq_len_q // TILE_Q), -(-seq_len_kv // TILE_K)  # of queries, and of keys, a head
     padded, lines = tiles * TILE_Q, batch * heads
+    pieces = padded // 32  # of a head's queries, for the small kernels
 
     # --- what the kernels hand to each other: log-sum-exps in base 2, and row sums; sums in float32; counts ---
     numbers = torch.empty((2 * lines, padded), dtype=torch.float32, device=q.device)
@@ -560,7 +564,7 @@ def gradients(q, k, v, o, lse, do, scale=None):
     # --- the kernel in front: log-sum-exps and row sums, and zeros for what others count and add up ---
     strides, sizes = (o.stride()[:3], do.stride()[:3], lse.stride()), (seq_len_q, padded, heads)
     cleared = min(lines, max(2, 144 // blocks))  # heads of which spare warps do not prepare rows
-    rows = (tiles, 1, cleared)
+    rows = (pieces, 1, cleared)
     preparing = (o, do, lse, numbers, sums, strides, *sizes, batch)
     preparing += (counts.numel(), cleared, counts)  # what is cleared: counts, and heads of sums for dQ
 
@@ -581,7 +585,7 @@ def gradients(q, k, v, o, lse, do, scale=None):
     how = {"enable_fp_fusion": True, "launch_pdl": True}  # it may begin before the kernel in front of it has ended
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
         triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
-        prepare[rows](*preparing, num_warps=4, enable_fp_fusion=True)
+        prepare[rows](*preparing, num_warps=4, **how)
         fmha_backward[(blocks, kv_heads, batch)](*arguments, num_warps=4, **how)
         scaled[rows](*scaling, num_warps=4, **how)
     return dq, dk, dv
