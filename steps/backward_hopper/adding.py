@@ -35,7 +35,8 @@ class Adding(Pieces):
 
     order(d_query, variant): dQ as the sums have its columns. later(arrays, tiles, iterations, work, warpgroup,
     variant): what is left to do of an iteration when the next scores are under way; rest(...): when all iterations are
-    over. by_tma: whether TMA adds. fours: whether the sums have a lane's four columns side by side.
+    over. by_tma: whether TMA adds. fours: whether the sums have a lane's four columns side by side. complete: a tile of
+    dQ comes from one block, which stores it, scaled and rounded; sums are those for dK and dV alone.
     """
 
     add: Callable
@@ -44,6 +45,7 @@ class Adding(Pieces):
     rest: Callable
     by_tma: bool
     fours: bool
+    complete: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,16 @@ class Sequence(Pieces):
 
 @gluon.jit
 def add_to_query(
-    d_query, arrays, tiles, barriers, iteration, work, padded, aside, warpgroup: gl.constexpr, variant: gl.constexpr
+    d_query, arrays, tiles, barriers, iteration, work, scale, padded, aside, warpgroup: gl.constexpr,
+    variant: gl.constexpr,
 ):  # fmt: skip
     """Add a warpgroup's dQ [query, head_dim] of an iteration's tile of queries to the sums."""
     if warpgroup == 1 and variant.query_piece is not None:
         d_query = with_zeros(d_query, variant)
     variant.sequence.before(barriers, aside, iteration, work, warpgroup, variant)
+    if variant.adding.complete:
+        LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dQ's is not
+        d_query *= scale * LN2
     variant.adding.add(d_query, arrays, tiles, iteration, work, padded, warpgroup, variant)
     variant.sequence.behind(barriers, iteration, warpgroup, variant)
 
@@ -109,7 +115,11 @@ def add_from_registers(d_query, arrays, tiles, iteration, work, padded, warpgrou
     row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
     addresses = arrays.sums + (start + row * D)[:, None] + column[None, :]
-    gl.atomic_add(addresses, d_query, sem="relaxed", scope="gpu")
+    if variant.sum_columns < D:
+        there = (first_column + column < variant.sum_columns)[None, :]
+        gl.atomic_add(addresses, d_query, mask=there, sem="relaxed", scope="gpu")
+    else:
+        gl.atomic_add(addresses, d_query, sem="relaxed", scope="gpu")
 
 
 @gluon.jit
@@ -221,6 +231,35 @@ def add_stored(arrays, tiles, iterations, work, warpgroup: gl.constexpr, variant
 def add_last(arrays, tiles, iterations, work, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Ask TMA to add dQ of the last iteration."""
     let_tma_add(arrays, tiles, iterations - 1, work, warpgroup, variant)
+
+
+# --- where a block has all keys of its head ---
+
+
+@gluon.jit
+def store_complete(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Store a warpgroup's dQ of an iteration, rounded, by TMA, which drops what is past the end of queries or columns.
+
+    arrays.sums: dQ itself.
+    """
+    tma.store_wait(0)
+    slot = tiles.d_query.index(warpgroup)
+    slot.reshape([variant.query_rows, variant.query_columns]).store(d_query.to(slot.dtype))
+    fence_async_shared()
+    tma.async_store(arrays.sums, corner(iteration, work, warpgroup, variant), slot)
+
+
+@gluon.jit
+def collect(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Add a warpgroup's dQ of an iteration to that of the block's tiles of keys before, and store what is complete."""
+    _, i = position(work, iteration, variant)
+    own = tiles.collected.index(i * variant.warpgroups + warpgroup)
+    if work.key_row > 0:
+        d_query += own.load(d_query.type.layout)
+    if work.key_row + variant.tile.key < work.seq_len_kv:
+        own.store(d_query)
+    else:
+        store_complete(d_query, arrays, tiles, iteration, work, padded, warpgroup, variant)
 
 
 # --- in a fixed order ---
@@ -338,6 +377,8 @@ LINES = Adding(add_from_registers, in_lines, nothing, nothing, by_tma=False, fou
 BY_TMA = Adding(add_by_tma, in_pairs, nothing, nothing, by_tma=True, fours=False)
 FOURS_BY_TMA = Adding(add_by_tma, in_fours, nothing, nothing, by_tma=True, fours=True)
 FOURS_LATER = Adding(store_to_add_later, in_fours, add_stored, add_last, by_tma=True, fours=True)
+COMPLETE = Adding(store_complete, in_pairs, nothing, nothing, by_tma=True, fours=True, complete=True)
+COLLECTED = Adding(collect, in_pairs, nothing, nothing, by_tma=True, fours=True, complete=True)
 ANY_ORDER = Sequence(nothing, nothing, nothing)
 IN_ORDER = Sequence(pass_on_and_await, nothing, pass_on)
 BY_ADDER = Sequence(await_adder, tell_adder, nothing)

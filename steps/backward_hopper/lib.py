@@ -117,7 +117,8 @@ class Aside(NamedTuple):
 class Tiles(NamedTuple):
     """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two slots.
 
-    d_query: every warpgroup's dQ of one tile, where TMA adds it. zeros: of such a tile, where TMA clears sums.
+    d_query: every warpgroup's dQ of one tile, where TMA adds or stores it. zeros: of such a tile, where TMA clears
+    sums. collected: dQ of all tiles of queries, and of every warpgroup, where a block has several tiles of keys.
     """
 
     key: object
@@ -129,6 +130,7 @@ class Tiles(NamedTuple):
     d_scores: object
     d_query: object
     zeros: object
+    collected: object
 
 
 class Handover(NamedTuple):
@@ -172,19 +174,33 @@ def rooms(dtype: gl.constexpr, variant: gl.constexpr):
     D: gl.constexpr = variant.head_dim
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
-    key = gl.allocate_shared_memory(dtype, [1, 1, KEY, D], variant.shared)
-    value = gl.allocate_shared_memory(dtype, [1, 1, KEY, D], variant.shared)
+    KEYS: gl.constexpr = [1, 1, KEY, D] if variant.key_tiles == 1 else [variant.key_tiles, 1, 1, KEY, D]
+    SUMS: gl.constexpr = dtype if variant.adding.complete else gl.float32
+    COLLECTED: gl.constexpr = variant.collected_shape
+    key = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    value = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
     query = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERY, D], variant.shared)
     lse = gl.allocate_shared_memory(gl.float32, [STAGES, 1, QUERY], variant.shared_numbers)
     d_output = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERY, D], variant.shared)
     row_sum = gl.allocate_shared_memory(gl.float32, [STAGES, 1, QUERY], variant.shared_numbers)
     d_scores = gl.allocate_shared_memory(dtype, [2, KEY, QUERY], variant.shared_scores)
-    d_query, zeros = None, None
+    d_query, zeros, collected = None, None, None
     if variant.adding.by_tma:
-        d_query = gl.allocate_shared_memory(gl.float32, [variant.warpgroups, 1, 1, ROWS, COLUMNS], variant.shared_sums)
+        d_query = gl.allocate_shared_memory(SUMS, [variant.warpgroups, 1, 1, ROWS, COLUMNS], variant.shared_sums)
     if variant.helpers.zeros:
         zeros = gl.allocate_shared_memory(gl.float32, [1, 1, ROWS, COLUMNS], variant.shared_sums)
-    return Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query, zeros)
+    if variant.key_tiles > 1:
+        collected = gl.allocate_shared_memory(gl.float32, COLLECTED, variant.shared_collected)
+    return Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query, zeros, collected)
+
+
+@gluon.jit
+def key_tile(tiles, n, variant: gl.constexpr):
+    """The n-th tile of a block's K or V."""
+    if variant.key_tiles == 1:
+        return tiles
+    else:
+        return tiles.index(n)
 
 
 @gluon.jit
@@ -195,11 +211,11 @@ def rings(variant: gl.constexpr):
     query_full = barrier_ring(STAGES, 1)
     d_scores_full = barrier_ring(2, variant.writers) if variant.warpgroups > 1 else None
     d_scores_empty = barrier_ring(2, WARPGROUPS) if variant.same_roles and variant.exchange.barriers else None
-    done = barrier_ring(2, WARPGROUPS) if variant.same_roles and variant.sharing == 1 else None
+    done = barrier_ring(2, WARPGROUPS) if variant.same_roles and not variant.adds_keys else None
     turns = barrier_ring(2, 1) if variant.turns.barriers else None
     sums_full = barrier_ring(variant.helpers.hear, 1) if variant.helpers.hear else None
     sums_empty = barrier_ring(WARPGROUPS, 1) if variant.helpers.hear else None
-    keys_full, query_empty = barrier_ring(1, 1), barrier_ring(STAGES, WARPGROUPS)
+    keys_full, query_empty = barrier_ring(variant.key_tiles, 1), barrier_ring(STAGES, WARPGROUPS)
     d_output_full, d_output_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
     return Barriers(
         keys_full, query_full, query_empty, d_output_full, d_output_empty, d_scores_full, d_scores_empty, done, turns,
@@ -221,7 +237,8 @@ def room_for_weights(variant: gl.constexpr):
 class Work(NamedTuple):
     """What a block computes: a tile of keys. head: of keys, or of queries with blocks of their own.
 
-    first: the first tile of queries that sees the keys; a_head: tiles of a head; cut: tiles below it need the mask.
+    first: the first tile of queries that sees the keys, or of this block's part; a_head: tiles of a head from there;
+    cut: tiles below it need the mask.
     """
 
     key_row: object
@@ -273,6 +290,8 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     TILE_KEY: gl.constexpr = variant.tile.key
     TILE_QUERY: gl.constexpr = variant.tile.query
     j, head, batch = variant.tile_of_block(variant)
+    PARTS: gl.constexpr = variant.parts
+    part, head = head % PARTS, head // PARTS
     query_tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     first = 0
     cut = 0
@@ -285,6 +304,9 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     if variant.window:  # queries behind see none of these keys; a window may be nearly 2^31
         end = (j + 1) * TILE_KEY - 1 + gl.minimum(variant.window, seq_len_q)
         end = gl.minimum(query_tiles, gl.cdiv(end, TILE_QUERY))
+    if variant.parts > 1:
+        first = part * query_tiles // PARTS
+        end = (part + 1) * query_tiles // PARTS
     return Work(j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, end - first, cut)
 
 
@@ -296,7 +318,30 @@ def position(work, iteration, variant: gl.constexpr):
     if variant.group_size > 1:
         head = work.head * variant.group_size + iteration // work.a_head
         n = iteration % work.a_head
+    if variant.key_tiles > 1:
+        n = iteration % work.a_head
     return head, work.first + n
+
+
+@gluon.jit
+def of_tile(tiles, n, variant: gl.constexpr):
+    """Shared memory with the n-th tile of a block's K and V alone."""
+    return Tiles(
+        tiles.key.index(n), tiles.value.index(n), tiles.query, tiles.lse, tiles.d_output, tiles.row_sum, tiles.d_scores,
+        tiles.d_query, tiles.zeros, tiles.collected,
+    )  # fmt: skip
+
+
+@gluon.jit
+def next_tile(work, n, variant: gl.constexpr):
+    """The work of a block's n-th tile of keys: for all queries, each its own, without a mask but at the end of keys."""
+    KEY: gl.constexpr = variant.tile.key
+    cut = 0
+    if (n + 1) * KEY > work.seq_len_kv:
+        cut = work.a_head
+    return Work(
+        n * KEY, work.head, work.kv_head, work.batch, work.heads, work.batches, work.seq_len_kv, 0, work.a_head, cut
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -346,14 +391,17 @@ def fetch_rows(array, ring, numbers, number_ring, filled, n, batch, head, row, l
 def produce(arrays, tiles, barriers, work, aside, variant: gl.constexpr):
     """The producer: fetches the block's keys and values, and then tiles of queries, each when its slot is empty."""
     STAGES: gl.constexpr = variant.stages
-    keys_full = barriers.keys_full.index(0)
-    mbarrier.expect(keys_full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
-    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], keys_full, tiles.key)
-    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], keys_full, tiles.value)
+    KEY_TILES: gl.constexpr = variant.key_tiles
+    for n in gl.static_range(KEY_TILES):
+        full = barriers.keys_full.index(n)
+        row = work.key_row + n * variant.tile.key
+        mbarrier.expect(full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
+        tma.async_load(arrays.key, [work.batch, work.kv_head, row, 0], full, key_tile(tiles.key, n, variant))
+        tma.async_load(arrays.value, [work.batch, work.kv_head, row, 0], full, key_tile(tiles.value, n, variant))
     variant.begin.let()
     variant.begin.wait()  # now: no kernel of this call has written keys or values
     variant.helpers.rows(aside, work, variant)
-    for iteration in range(variant.group_size * work.a_head):
+    for iteration in range(KEY_TILES * variant.group_size * work.a_head):
         head, i = position(work, iteration, variant)
         row, line = i * variant.tile.query, work.batch * work.heads + head
         slot, used = iteration % STAGES, iteration // STAGES & 1 ^ 1

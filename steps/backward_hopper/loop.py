@@ -17,10 +17,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from steps.backward_hopper.adding import add_to_query
-from steps.backward_hopper.lib import position
+from steps.backward_hopper.lib import next_tile, of_tile, position
 from steps.backward_hopper.products import issue_own_d_query, keys_of, number_of, rows_of, weigh
 from steps.gluon import names  # noqa: F401
 from steps.hopper.lib import await_tile
+
+
+@gluon.jit
+def consume_tiles(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """A warpgroup, where a block has several tiles of keys: one after the other."""
+    KEY_TILES: gl.constexpr = variant.key_tiles
+    for n in range(KEY_TILES):
+        own, its = of_tile(tiles, n, variant), next_tile(work, n, variant)
+        consume(arrays, own, barriers, its, scale, padded, aside, warpgroup, variant)
 
 
 @gluon.jit
@@ -34,9 +43,15 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.c
     d_key = gl.full([KEYS, variant.head_dim], 0.0, gl.float32, variant.sums)
     d_value = gl.full([KEYS, variant.head_dim], 0.0, gl.float32, variant.sums)
     iterations = variant.group_size * work.a_head
-    mbarrier.wait(barriers.keys_full.index(0), 0)
+    n = 0
+    begin = 0  # iterations of the block's tiles of keys before
+    if variant.key_tiles > 1:
+        n = work.key_row // variant.tile.key
+        begin = n * iterations
+    end = begin + iterations
+    mbarrier.wait(barriers.keys_full.index(n), 0)
     kept = variant.key_operand.take(keys, variant)
-    for iteration in range(iterations):
+    for iteration in range(begin, end):
         _, i = position(work, iteration, variant)
         query, d_output = rows_of(tiles.query, iteration, variant), rows_of(tiles.d_output, iteration, variant)
 
@@ -70,22 +85,24 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.c
         variant.fence.behind(barriers, iteration)
         d_value, d_query = warpgroup_mma_wait(1, deps=[d_value, d_query])
         variant.exchange.free(barriers, iteration, variant)
-        if iteration > 0:
-            add_to_query(d_query, arrays, tiles, barriers, iteration - 1, work, padded, aside, warpgroup, variant)
+        if iteration > begin:
+            add_to_query(
+                d_query, arrays, tiles, barriers, iteration - 1, work, scale, padded, aside, warpgroup, variant
+            )
         d_key = warpgroup_mma_wait(0, deps=[d_key])
         mbarrier.arrive(barriers.query_empty.index(iteration % variant.stages), count=1)
 
     # --- dQ of the last iteration ---
     if iterations > 0:
-        variant.adding.later(arrays, tiles, iterations, work, warpgroup, variant)
-        mbarrier.wait(barriers.d_scores_full.index(iterations + 1 & 1), iterations - 1 >> 1 & 1)
-        d_query = warpgroup_mma_wait(0, deps=[issue_own_d_query(tiles, iterations + 1, warpgroup, variant)])
-        add_to_query(d_query, arrays, tiles, barriers, iterations - 1, work, padded, aside, warpgroup, variant)
-        variant.adding.rest(arrays, tiles, iterations, work, warpgroup, variant)
-        variant.sequence.end(aside, iterations - 1, work, warpgroup, variant)
+        variant.adding.later(arrays, tiles, end, work, warpgroup, variant)
+        mbarrier.wait(barriers.d_scores_full.index(end + 1 & 1), end - 1 >> 1 & 1)
+        d_query = warpgroup_mma_wait(0, deps=[issue_own_d_query(tiles, end + 1, warpgroup, variant)])
+        add_to_query(d_query, arrays, tiles, barriers, end - 1, work, scale, padded, aside, warpgroup, variant)
+        variant.adding.rest(arrays, tiles, end, work, warpgroup, variant)
+        variant.sequence.end(aside, end - 1, work, warpgroup, variant)
 
     # --- dK and dV ---
     variant.leave(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, warpgroup, variant)
-    LEFT: gl.constexpr = 2 if warpgroup == 0 and variant.sharing == 1 else 0  # dK and dV
+    LEFT: gl.constexpr = 2 if warpgroup == 0 and not variant.adds_keys else 0  # dK and dV
     variant.helpers.added(aside, work, LEFT, variant)
     tma.store_wait(0)

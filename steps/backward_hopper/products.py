@@ -346,7 +346,7 @@ def store_rounded(tile, sums, factor, variant: gl.constexpr):
 
 
 @gluon.jit
-def await_all_warpgroups(barriers, n: gl.constexpr, variant: gl.constexpr):
+def await_all_warpgroups(barriers, n: gl.constexpr, phase, variant: gl.constexpr):
     """Wait until all warpgroups are here.
 
     n: how often they have met before.
@@ -355,7 +355,7 @@ def await_all_warpgroups(barriers, n: gl.constexpr, variant: gl.constexpr):
         gl.barrier()
     else:
         mbarrier.arrive(barriers.done.index(n), count=1)
-        mbarrier.wait(barriers.done.index(n), 0)
+        mbarrier.wait(barriers.done.index(n), phase)
 
 
 @gluon.jit
@@ -366,11 +366,12 @@ def store_both(
     """dK and dV leave from where K and V were, a warpgroup's rows from its own, when all warpgroups have read these."""
     dtype: gl.constexpr = tiles.key.dtype
     LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
-    await_all_warpgroups(barriers, 0, variant)
+    phase = work.key_row // variant.tile.key & 1 if variant.key_tiles > 1 else 0
+    await_all_warpgroups(barriers, 0, phase, variant)
     own_keys.store((d_key * (scale * LN2)).to(dtype))
     own_values.store(d_value.to(dtype))
     fence_async_shared()
-    await_all_warpgroups(barriers, 1, variant)
+    await_all_warpgroups(barriers, 1, phase, variant)
     if warpgroup == 0:
         tma.async_store(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
         tma.async_store(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)

@@ -77,7 +77,7 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
         d_value = issue_sums(factor, d_output, d_value, variant)
         d_query = await_but_sums(d_query, variant)
         if iteration > 0:
-            add_to_query(d_query, arrays, tiles, barriers, iteration - 1, work, padded, aside, 0, variant)
+            add_to_query(d_query, arrays, tiles, barriers, iteration - 1, work, scale, padded, aside, 0, variant)
         d_value = await_all_sums(d_value, variant)
         release(barriers.d_output_empty, iteration, variant.stages)
 
@@ -85,7 +85,7 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
     if iterations > 0:
         mbarrier.wait(barriers.d_scores_full.index(iterations + 1 & 1), iterations - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_own_d_query(tiles, iterations + 1, 0, variant)])
-        add_to_query(d_query, arrays, tiles, barriers, iterations - 1, work, padded, aside, 0, variant)
+        add_to_query(d_query, arrays, tiles, barriers, iterations - 1, work, scale, padded, aside, 0, variant)
         variant.sequence.end(aside, iterations - 1, work, 0, variant)
     variant.leave(d_value, 1.0, tiles.d_output, arrays.d_value, work, variant)
     variant.helpers.added(aside, work, 0, variant)
@@ -122,7 +122,7 @@ def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, varia
         d_query = issue_own_d_query(tiles, iteration, 1, variant)
         d_key = issue_sums(gl.convert_layout(d_scores, variant.factor), query, d_key, variant)
         d_query = await_but_sums(d_query, variant)
-        add_to_query(d_query, arrays, tiles, barriers, iteration, work, padded, aside, 1, variant)
+        add_to_query(d_query, arrays, tiles, barriers, iteration, work, scale, padded, aside, 1, variant)
         d_key = await_all_sums(d_key, variant)
         release(barriers.query_empty, iteration, variant.stages)
 

@@ -75,8 +75,9 @@ def prepare(
     and for so many pieces of sums behind those for dQ, each as large as a tile of queries; None: there are none.
     strides: of o, dO and the log-sum-exp.
     """
-    ROWS: gl.constexpr = variant.tile.query
-    variant.begin.let()
+    ROWS: gl.constexpr = variant.small_rows
+    variant.begin.wait()
+    variant.begin.let()  # now: the next kernel reads keys and values at once, which those before this one may write
     i, line = gl.program_id(0), variant.line_of_block()
     aside = Aside(Counts, Out, DO, LSE, Numbers, Sums, None, strides, None, seq_len_q, padded, heads, batches)
     prepare_rows(aside, i * ROWS, line, line < clearing, ROWS, variant)
@@ -84,9 +85,10 @@ def prepare(
     if Counts is not None:
         for n in range(line * gl.num_programs(0) + i, counts, programs):
             gl.store(Counts + n, 0)
-    if variant.sharing > 1:
+    if variant.adds_keys:
         PIECE: gl.constexpr = ROWS * variant.head_dim
-        first_piece = batches.to(gl.int64) * heads * gl.num_programs(0)
+        of_queries = 0 if variant.adding.complete else heads * gl.num_programs(0)
+        first_piece = batches.to(gl.int64) * of_queries
         offset = gl.arange(0, PIECE, variant.line)
         for n in range(line * gl.num_programs(0) + i, pieces, programs):
             gl.store(Sums + (first_piece + n) * PIECE + offset, gl.full([PIECE], 0.0, gl.float32, variant.line))
@@ -127,7 +129,7 @@ def round_rows(
 @gluon.jit
 def round_tile(Sums, Out, strides, scale, i, line, length, padded, heads, by_tma: gl.constexpr, variant: gl.constexpr):
     """A tile of queries, or as many keys, in a small kernel: see ``round_rows``."""
-    ROWS: gl.constexpr = variant.tile.query
+    ROWS: gl.constexpr = variant.small_rows
     aside = Aside(None, None, None, None, None, Sums, Out, None, None, length, padded, heads, None)
     round_rows(aside, strides, scale, 1.0, i * ROWS, line, ROWS, by_tma, variant)
 
@@ -144,16 +146,16 @@ def scaled(
     """
     variant.begin.wait()
     i, line = gl.program_id(0), first_line + variant.line_of_block()
-    if variant.sharing > 1:
+    if variant.adds_keys:
         seq_len_kv, key_padded, kv_heads, of_keys, of_queries = key_numbers
         key_line = line - first_line - of_queries
         if key_line < 0:
-            if i * variant.tile.query < padded:
+            if i * variant.small_rows < padded:
                 round_tile(
                     Sums, DQ, dq_strides, scale, i, line, seq_len_q, padded, heads, variant.adding.by_tma,
                     variant,
                 )  # fmt: skip
-        elif i * variant.tile.query < key_padded:
+        elif i * variant.small_rows < key_padded:
             if key_line < of_keys:
                 round_tile(
                     KeySums, DK, dk_strides, scale, i, key_line, seq_len_kv, key_padded, kv_heads, False, variant

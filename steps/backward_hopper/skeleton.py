@@ -34,6 +34,9 @@ PROCESSORS = 132  # of an H100; a block has one alone
 # Iterations that a block takes for a query head at least, in the mean, for query heads to have blocks of their own:
 # from trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
 ITERATIONS_APART_CAUSAL, ITERATIONS_APART = 5, 64
+# Queries of a block that shares a head's with others, at least: in a trial on an H200, which is not recorded, 256 were
+# faster than 128.
+LEAST_ROWS = 256
 ROUNDING = 4  # iterations that take as long as clearing and rounding sums for dK and dV: a trial with 64 blocks
 # Iterations that each tile of queries takes at least, in the mean, for spare warps to keep pace; and at head_dim 64
 # without a mask: faster with 4 and 5 of them, too, in trials on an H200, which are not recorded.
@@ -49,6 +52,8 @@ class HopperGradients(TmaGradients):
     compute: of an iteration, where warpgroups compute together. Nothing that follows counts there but ``adding``.
     adding: how a block adds its share of dQ. wide_adding: at head_dim 256, where shared memory has no room for dQ.
     adding_unmasked: at head_dim 64 without a mask, in place of ``adding``.
+    complete: whether a block that has all keys of its heads stores dQ, and adds nothing (``tiles_of_all_keys``). Where
+    these blocks are few, several share a head's queries, and add to its dK and dV (``parts_for``).
     sequence: in which order blocks add to dQ; in a fixed one, for the same bits every time.
     sections: under a causal mask, blocks begin in sections of heads, and of a section the longest first; not where a
     block has several query heads, nor under a sliding window, which makes blocks about as long as each other. Blocks
@@ -74,6 +79,7 @@ class HopperGradients(TmaGradients):
     adding: by.Adding = hole(default=by.PAIRS)
     wide_adding: by.Adding = hole(told=False, default=by.FOURS)
     adding_unmasked: by.Adding | None = hole(told=False, default=None)
+    complete: bool = hole(told=False, default=False)
     sequence: by.Sequence = hole(told=False, default=by.ANY_ORDER)
     sections: bool = hole(told=False, default=False)
     turns: Turns = hole(told=False, default=NO_TURNS)
@@ -144,15 +150,15 @@ class HopperGradients(TmaGradients):
 
     def scratch_bytes(self, problem: Problem) -> int:
         """Two numbers for each query, what is added up in float32, and what blocks count for each other."""
-        rows = problem.batch * problem.heads * self.padded(problem)
-        of_keys = math.prod(self.key_sums(problem))
-        return 4 * (rows * (2 + self.in_tiles(problem).head_dim) + of_keys + self.number_of_counts(problem))
+        rows, of_keys = problem.batch * problem.heads * self.padded(problem), math.prod(self.key_sums(problem))
+        columns = 0 if self.variant(problem).adding.complete else self.in_tiles(problem).head_dim
+        return 4 * (rows * (2 + columns) + of_keys + self.number_of_counts(problem))
 
     def key_sums(self, problem: Problem) -> tuple[int, ...]:
         """The shape of dK and dV in float32 where query heads add to them, with keys to the end of the last tile."""
         variant = self.variant(problem)
         keys = own_blocks(problem, variant)[0] * variant.tile.key
-        return 2 if variant.sharing > 1 else 0, problem.batch, problem.kv_heads, keys, variant.head_dim
+        return 2 if variant.adds_keys else 0, problem.batch, problem.kv_heads, keys, variant.head_dim
 
     def number_of_counts(self, problem: Problem) -> int:
         """Numbers in global memory that blocks count up: of a warpgroup's tiles of queries, or up to two of a head."""
@@ -189,18 +195,25 @@ class HopperGradients(TmaGradients):
         if helpers == spare.SPARE:
             helpers = self.spare_for(problem, tile, group_size, ahead)
         adding = self.wide_adding if wide else self.adding
-        if self.adding_unmasked and head_dim == 64 and not masked:
+        if self.adding_unmasked and head_dim == 64 and not masked and tile.key > ROWS:
             adding = self.adding_unmasked
         sequence = self.sequence
         if helpers.hear:
             sequence = by.BY_ADDER if adding.by_tma else by.PASSED_ON
             adding = replace(adding, add=by.store_for_adder) if adding.by_tma else adding
+        all_keys = self.tiles_of_all_keys(problem, tile) if sharing == 1 and adding.by_tma else 0
+        if all_keys:
+            adding, sequence, helpers = by.COMPLETE if all_keys == 1 else by.COLLECTED, by.ANY_ORDER, lib.NOBODY
+        may_add = not problem.causal and not self.deterministic
+        parts = parts_for(problem, tile) if all_keys == 1 and may_add else 1
         keys = self.keys_64 if head_dim == 64 else with_wgmma.SHARED
         if head_dim == 128 and not masked:
             keys = self.keys_unmasked
         if problem.dtype == "bfloat16" and keys.weights is with_wgmma.in_16_bits:
             keys = replace(keys, weights=with_wgmma.in_bfloat16)
         consume, store, add = loop.consume, with_wgmma.store_both, with_wgmma.add_both
+        if all_keys > 1:
+            consume = loop.consume_tiles
         if tile.key == ROWS:
             consume, store, add = roles.consume, roles.store_sums, roles.add_sums
         tile_of_block = lib.from_last_keys if self.deterministic and problem.causal else lib.by_number
@@ -227,20 +240,32 @@ class HopperGradients(TmaGradients):
             gradient=self.gradient if head_dim == 128 else with_wgmma.FROM_ZERO,
             exchange=with_wgmma.BY_ITSELF if wide else self.exchange,
             fence=with_wgmma.FENCE_FIRST if wide else self.fence,
-            leave=add if sharing > 1 else store,
+            leave=add if sharing > 1 or parts > 1 else store,
             helpers=helpers,
             begin=self.begin,
             line_of_block=self.line_of_block,
+            parts=parts,
+            key_tiles=max(1, all_keys),
         )
 
     def work(self, problem: Problem, arch: str) -> Work:
         """What a launch has to do, most of which the kernel does whose blocks own keys."""
         variant = self.variant(problem, arch)
-        heads = own_blocks(problem, variant)[1]
-        return Work.of_keys(problem, variant.tile, heads, places(arch), variant.head_dim)
+        heads = own_blocks(problem, variant)[1] // variant.parts
+        return Work.of_keys(
+            problem, variant.tile, heads, places(arch), variant.head_dim, variant.key_tiles, variant.parts,
+            not variant.adding.complete,
+        )  # fmt: skip
 
     def kernels_for(self, problem: Problem, arch: str) -> tuple:
         return self.kernel(problem), self.variant(problem)
+
+    def tiles_of_all_keys(self, problem: Problem, tile) -> int:
+        """Tiles of keys of a block that has all of its heads, so that its dQ is complete; 0 where several have them."""
+        if not self.complete or problem.window:
+            return 0
+        blocks = -(-problem.seq_len_kv // tile.key)
+        return blocks if blocks == 1 or self.rule(problem).where == "two_tiles_of_keys" else 0
 
     def heads_apart(self, problem: Problem, tile) -> bool:
         """Whether query heads of a group have blocks of their own.
@@ -293,33 +318,38 @@ class HopperGradients(TmaGradients):
         q, k, v, o, lse, do, dq, dk, dv, *sinks = tensors
         device, variant, padded = q.device, self.variant(problem), self.padded(problem)
         counts, lines = self.number_of_counts(problem), problem.batch * problem.heads
-        tiles = padded // variant.tile.query
-
+        tiles, complete = padded // variant.small_rows, variant.adding.complete
         shape, of_keys = (problem.batch, problem.heads, padded, variant.head_dim), self.key_sums(problem)
+        of_queries, sums_behind = 0 if complete else math.prod(shape), variant.adds_keys or not complete
 
         def scratch():
             """Numbers of each query, sums for dQ, those for dK and for dV where there are, and what blocks count."""
             numbers = torch.empty((2 * lines, padded), dtype=torch.float32, device=device)
-            sums = torch.empty(math.prod(shape) + math.prod(of_keys), dtype=torch.float32, device=device)
-            sums, key_sums = sums[: math.prod(shape)].view(shape), sums[math.prod(shape) :].view(of_keys)
+            sums = torch.empty(of_queries + math.prod(of_keys), dtype=torch.float32, device=device)
+            key_sums = sums[of_queries:].view(of_keys)
+            sums = sums if complete else sums[:of_queries].view(shape)
             counted = [torch.empty(counts, dtype=torch.int32, device=device)] if counts else []
             return numbers, sums, *key_sums, *counted
 
         numbers, sums, *more = scratch()
         key_sums, counted = more[: of_keys[0]], more[of_keys[0] :]
         rows, first_line = (tiles, problem.heads, problem.batch), 0
-        cleared = heads_ahead(variant.ahead, own_blocks(problem, variant)[0]) if variant.ahead else lines  # by a kernel
+        cleared = 0 if complete else lines  # by a kernel
+        if variant.ahead:
+            cleared = heads_ahead(variant.ahead, own_blocks(problem, variant)[0])
         if variant.spare:  # kernels of their own have as many heads as are prepared, and scaled, by nobody else
             rows, first_line = (tiles, 1, cleared), lines - cleared
         strides = (o.stride()[:3], do.stride()[:3], lse.stride())
         sizes = (problem.seq_len_q, padded, problem.heads)
-        pieces = math.prod(of_keys) // (variant.tile.query * variant.head_dim)
+        pieces = math.prod(of_keys) // (variant.small_rows * variant.head_dim)
         passed = (o, do, lse, numbers, sums, strides, *sizes, problem.batch)
         passed += (counts or None, pieces or None, cleared, variant)
-        preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5, overtaken=variant.begin.early)
+        early = variant.begin.early
+        preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5, early=early, overtaken=early)
         blocks = own_blocks(problem, variant)
-        into = key_sums if variant.sharing > 1 else (dk, dv)
-        passed = (*arguments(q, k, v, do, numbers, sums, *into, problem, padded, variant), *constants)
+        into = key_sums if variant.adds_keys else (dk, dv)
+        to_queries = dq if complete else sums[..., : variant.sum_columns]
+        passed = (*arguments(q, k, v, do, numbers, to_queries, *into, problem, padded, variant), *constants)
 
         def beyond(o, lse, do, dq, numbers, sums, counted):
             """What the kernel whose blocks own keys takes behind its constants."""
@@ -331,27 +361,29 @@ class HopperGradients(TmaGradients):
         kept = ((*strides, dq.stride()[:3]), rates(problem, variant)) if variant.spare else ()
         multiplying = _launcher(
             kernel, blocks, passed, more, variant.warps, device, 8, kept,
-            early=variant.begin.early, overtaken=variant.begin.early, rewrite=True,
+            early=early, overtaken=early and sums_behind, rewrite=True,
         )  # fmt: skip
 
         passed, into, kept = (sums, dq, dq.stride()[:3], problem.effective_scale, *sizes, first_line, variant), (), ()
         if key_sums:  # rounded by the same kernel, behind dQ
-            heads_of_queries, heads_of_keys, keys = rows[1] * rows[2], problem.batch * problem.kv_heads, of_keys[3]
+            heads_of_queries = 0 if complete else rows[1] * rows[2]
+            heads_of_keys, keys = problem.batch * problem.kv_heads, of_keys[3]
             numbers_of_keys = problem.seq_len_kv, keys, problem.kv_heads, heads_of_keys, heads_of_queries
             into, kept = (*key_sums, dk, dv), (dk.stride()[:3], dv.stride()[:3], numbers_of_keys)
-            rows = max(tiles, keys // variant.tile.query), 1, heads_of_queries + 2 * heads_of_keys
-        scaling = _launcher(scaled, rows, passed, into, ROW_WARPS, device, 2, kept, early=variant.begin.early)
-
+            rows = max(0 if complete else tiles, keys // variant.small_rows), 1, heads_of_queries + 2 * heads_of_keys
         summed, counted = ["sums of dk", "sums of dv"][: len(key_sums)], ["counts"][: len(counted)]
         names = ["q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", *["dsinks", "sinks"][: len(sinks)]]
         names += ["numbers", "sums", *summed, *counted]
         more = beyond("o", "lse", "do", "dq", "numbers", "sums", counted)
+        to_queries = "dq" if complete else "sums"
         launches = [
             (preparing, ["o", "do", "lse", "numbers", "sums", *counted]),
-            (multiplying, ["q", "k", "v", "do", "numbers", "sums", *(summed or ("dk", "dv")), *more]),
-            (scaling, ["sums", "dq", *summed, *(["dk", "dv"] if summed else [])]),
-            *of_sinks(sinks, numbers, problem, padded),
+            (multiplying, ["q", "k", "v", "do", "numbers", to_queries, *(summed or ("dk", "dv")), *more]),
         ]
+        if sums_behind:
+            scaling = _launcher(scaled, rows, passed, into, ROW_WARPS, device, 2, kept, early=early)
+            launches.append((scaling, ["sums", "dq", *summed, *(["dk", "dv"] if summed else [])]))
+        launches += of_sinks(sinks, numbers, problem, padded)  # begins when all kernels before have ended
         return in_a_row([(run, [names.index(x) for x in which]) for run, which in launches], scratch, device)
 
     def compile(self, problem, arch="sm_90"):
@@ -367,8 +399,9 @@ class HopperGradients(TmaGradients):
         keys = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)
         q, k = compiler.Placeholder(queries, problem.dtype), compiler.Placeholder(keys, problem.dtype)
         numbers = compiler.Placeholder((2 * problem.batch * problem.heads, padded), "float32")
-        sums = compiler.Placeholder((problem.batch, problem.heads, padded, variant.head_dim), "float32")
-        into = compiler.Placeholder(self.key_sums(problem)[1:], "float32") if variant.sharing > 1 else k
+        sums = compiler.Placeholder((problem.batch, problem.heads, padded, variant.sum_columns), "float32")
+        sums = q if variant.adding.complete else sums
+        into = compiler.Placeholder(self.key_sums(problem)[1:], "float32") if variant.adds_keys else k
         more = (compiler.Placeholder((1,), "int32"),) if variant.counts else ()
         if variant.spare:
             lse = compiler.Placeholder((problem.batch, problem.heads, problem.seq_len_q), "float32")
@@ -412,10 +445,17 @@ def heads_ahead(ahead: int, tiles: int) -> int:
     return max(2, ahead // tiles)
 
 
+def parts_for(problem: Problem, tile) -> int:
+    """How many blocks share a head's queries: as many as SMs are there for, each with ``LEAST_ROWS`` or more."""
+    tiles = tiles_a_head(problem, tile)
+    each = -(-tiles // max(1, PROCESSORS // (problem.batch * problem.kv_heads)))
+    return -(-tiles // max(each, LEAST_ROWS // tile.query))
+
+
 def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:
     """Blocks that own keys."""
     heads = problem.heads if variant.sharing > 1 else problem.kv_heads
-    return -(-problem.seq_len_kv // variant.tile.key), heads, problem.batch
+    return -(-problem.seq_len_kv // (variant.tile.key * variant.key_tiles)), heads * variant.parts, problem.batch
 
 
 def _launcher(
@@ -442,7 +482,7 @@ def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int,
         tiles(do, tile.query),
         TensorDescriptor(numbers, list(numbers.shape), [padded, 1], [1, tile.query], variant.shared_numbers),
         sums,
-        *(into if variant.sharing > 1 else tiles(into, tile.key) for into in (dk, dv)),
+        *(into if variant.adds_keys else tiles(into, tile.key) for into in (dk, dv)),
         problem.effective_scale / math.log(2),
         problem.seq_len_q,
         problem.seq_len_kv,

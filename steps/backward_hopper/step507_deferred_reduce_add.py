@@ -20,6 +20,12 @@ The step also has tiles of its own for short sequences (``hopper_short`` in step
 few, tiles of 64 keys make twice as many, and warpgroups have roles as at head_dim 256. Where up to 640 queries leave
 the last tile of 128 at least half empty, tiles of 64 have fewer rows.
 
+Where one block has all keys of a head, nobody else adds to its dQ. It stores dQ, scaled and rounded. No sums are
+cleared, none are added, and no kernel scales them. This is so with up to 128 keys. Where such blocks are few, as in
+cross attention to a text, several share a head's queries, and what is added up is dK and dV. With up to 256 queries and
+keys at head_dim 64, a block takes both tiles of keys, one after the other, and collects dQ in shared memory. All by
+trials on an H200, which are not recorded.
+
 ``dependent_launch``, inside this step: a kernel begins before the one before it has ended.
 
 A call launches three kernels, and each waits until all of the one before has ended, and what it has written is there.
@@ -30,7 +36,8 @@ A kernel can be launched such that it begins early: when the one before lets it,
 do what depends on nobody, here barriers, K and V. Then they wait until all of the kernel before has ended
 [PTX ISA: griddepcontrol; the CUDA guide calls it programmatic dependent launch].
 
-The first kernel of a call waits as before, as what it reads may come from anybody.
+The first kernel of a call waits at once, as what it reads may come from anybody, and only then lets the next one begin.
+But it has been launched by then.
 
 ``newest_first``, inside this step: small kernels begin with the last head.
 
@@ -148,6 +155,7 @@ STEP = DELTA_ACCUMULATOR.evolve(
     change="Kernels launch early, fences follow products, no ping-pong; at head_dim 64 dQ is added an iteration later.",
     adding_unmasked=adding.FOURS_LATER,
     short_rules=True,
+    complete=True,
     default_problem=standard(4096, 64, causal=False),
 )
 

@@ -66,7 +66,7 @@ def one_by_one(d_key, d_value, arrays, tiles, barriers, iteration, work, scale, 
     d_key = warpgroup_mma_wait(0, deps=[warpgroup_mma(factor, query, d_key, is_async=True)])
     release(barriers.query_empty, iteration, variant.stages)
     d_query = warpgroup_mma_wait(0, deps=[issue_d_query(shared, keys, variant)])
-    add_to_query(d_query, arrays, tiles, barriers, iteration, work, padded, None, 0, variant)
+    add_to_query(d_query, arrays, tiles, barriers, iteration, work, scale, padded, None, 0, variant)
     return d_key, d_value
 
 
@@ -99,7 +99,7 @@ def under_way(d_key, d_value, arrays, tiles, barriers, iteration, work, scale, p
     d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
     d_query, d_value = warpgroup_mma_wait(1, deps=[d_query, d_value])
     release(barriers.d_output_empty, iteration, variant.stages)
-    add_to_query(d_query, arrays, tiles, barriers, iteration, work, padded, None, 0, variant)
+    add_to_query(d_query, arrays, tiles, barriers, iteration, work, scale, padded, None, 0, variant)
     d_key = warpgroup_mma_wait(0, deps=[d_key])
     gl.barrier()  # dK's product began before all warps last met: the compiler takes it for over
     release(barriers.query_empty, iteration, variant.stages)

@@ -20,6 +20,7 @@ from tutorial_lib.problem import BYTES_PER_ELEMENT
 WARPS = 8  # that compute: two warpgroups
 ROWS = 64  # that a warpgroup multiplies at a time: wgmma's M
 REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
+SMALL_ROWS = 32
 STAGES = 2  # slots of tiles of Q, and of dO
 
 
@@ -58,6 +59,29 @@ class Variant:
     helpers: Helpers
     begin: Begin
     line_of_block: Callable
+    parts: int  # blocks that share a head's queries, and add to dK and dV of the same keys
+    key_tiles: int  # that a block owns, one after the other; more than one: all of its head
+
+    @property
+    def sum_columns(self) -> int:
+        """Columns of the sums for dQ that are added to: those of tensors, in whole lines of 128 bytes."""
+        return min(self.head_dim, -(-self.columns // 32) * 32)
+
+    @property
+    def small_rows(self) -> int:
+        """Rows of a block of the small kernels."""
+        return min(SMALL_ROWS, self.tile.query)
+
+    @property
+    def adds_keys(self) -> bool:
+        """Whether several blocks add to dK and dV of the same keys."""
+        return self.sharing > 1 or self.parts > 1
+
+    @property
+    def collected_shape(self) -> list[int]:
+        """A warpgroup's dQ of each tile of queries, of which a head has no more than it may have keys."""
+        tiles = self.key_tiles * self.tile.key // self.tile.query
+        return [tiles * self.warpgroups, self.query_rows, self.query_columns]
 
     @property
     def cache_key(self) -> str:
@@ -277,8 +301,14 @@ class Variant:
 
     @cached_property
     def shared_sums(self) -> gl.NVMMASharedLayout:
-        """A warpgroup's dQ in shared memory in float32, for TMA to add."""
-        return gl.NVMMASharedLayout(min(128, 4 * self.query_columns), 32, rank=4)
+        """A warpgroup's dQ in shared memory, for TMA to add, in float32, or to store where it is complete, rounded."""
+        size = BYTES_PER_ELEMENT if self.adding.complete else 4
+        return gl.NVMMASharedLayout(min(128, size * self.query_columns), 8 * size, rank=4)
+
+    @cached_property
+    def shared_collected(self) -> gl.NVMMASharedLayout:
+        """What a warpgroup has of dQ of a tile of queries, in float32, before the block's last tile of keys."""
+        return gl.NVMMASharedLayout(min(128, 4 * self.query_columns), 32, rank=2)
 
     @cached_property
     def shared_fours(self) -> gl.SharedLinearLayout:

@@ -76,8 +76,16 @@ class Rule:
 
 
 def few_blocks(problem: Problem) -> bool:
-    """Whether blocks of one query head, with 128 keys each, would leave half of an H100's SMs without one."""
-    return 2 * problem.batch * problem.heads * -(-problem.seq_len_kv // 128) <= 132
+    """Whether blocks of one query head, with 128 or more keys each, would leave half of an H100's SMs without one."""
+    tiles = -(-problem.seq_len_kv // 128)
+    return tiles > 1 and 2 * problem.batch * problem.heads * tiles <= 132
+
+
+def two_tiles_of_keys(problem: Problem) -> bool:
+    """Whether up to 256 queries see 129 to 256 keys without a mask, in more blocks of 128 than an H100 has SMs."""
+    short = problem.seq_len_q <= 256 and 128 < problem.seq_len_kv <= 256
+    plain = not problem.causal and not problem.window and problem.group_size == 1
+    return short and plain and 2 * problem.batch * problem.heads > 132
 
 
 def saves_a_tenth_of_rows(problem: Problem) -> bool:
@@ -91,7 +99,7 @@ def narrow_window(problem: Problem) -> bool:
     return problem.window is not None and problem.window <= 256
 
 
-WHERE = {f.__name__: f for f in (few_blocks, saves_a_tenth_of_rows, narrow_window)}
+WHERE = {f.__name__: f for f in (few_blocks, two_tiles_of_keys, saves_a_tenth_of_rows, narrow_window)}
 
 
 def shared_kib(arch: str) -> int:

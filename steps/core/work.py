@@ -56,12 +56,22 @@ class Work:
         return cls.dealt(lengths, problem.batch * problem.heads, places, longest_first, *args, **fields)
 
     @classmethod
-    def of_keys(cls, problem: Problem, tile: Tile, heads: int, held: int, head_dim: int) -> Work:
-        """The work of a backward pass, whose blocks own tiles of keys of so many heads of a sequence."""
-        group, sequences = problem.heads // heads, problem.sequences
-        tiles = ((each, j) for each in sequences for j in range(-(-each.seq_len_kv // tile.key)))
-        lengths = [queries_seen(each, tile, j) * group for each, j in tiles]
-        rows = 2 * problem.batch * problem.heads * problem.seq_len_q  # of dQ: written, and read
+    def of_keys(
+        cls, problem: Problem, tile: Tile, heads: int, held: int, head_dim: int, of_a_block: int = 1, parts: int = 1,
+        added: bool = True,
+    ) -> Work:  # fmt: skip
+        """The work of a backward pass, whose blocks own tiles of keys of so many heads of a sequence.
+
+        of_a_block: tiles of keys that a block has. parts: blocks that share their queries. added: whether dQ is
+        added up.
+        """
+        lengths = []
+        for each in problem.sequences:
+            blocks, group = range(-(-each.seq_len_kv // tile.key)), problem.heads // heads
+            seen = [queries_seen(each, tile, j) * group for j in blocks]
+            shares = [-(-sum(seen[j : j + of_a_block]) // parts) for j in blocks[::of_a_block]]
+            lengths += [share for share in shares for _ in range(parts)]
+        rows = 2 * problem.batch * problem.heads * problem.seq_len_q if added else 0  # of dQ: written, and read
         return cls.dealt(lengths, problem.batch * heads, held, True, tile, head_dim, rows=rows, kernels=3)
 
     @classmethod

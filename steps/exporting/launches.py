@@ -213,10 +213,10 @@ def _of_gradients(step: CuTileGradients, problem: Problem, arch: str) -> Launch:
 def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> Launch:
     variant = step.variant(problem)
     absent = {} if variant.counts else {"Counts": None, "counts": None}
-    absent |= {} if variant.sharing > 1 else {"pieces": None}
+    absent |= {} if variant.adds_keys else {"pieces": None}
     kernels = {"kernel": step.entry(problem, arch), "prepare": (rows.prepare, {"variant": variant} | absent)}
     of_keys = ("KeySums", "ValueSums", "DK", "DV", "dk_strides", "dv_strides", "key_numbers")
-    absent = {} if variant.sharing > 1 else dict.fromkeys(of_keys)
+    absent = {} if variant.adds_keys else dict.fromkeys(of_keys)
     kernels["scaled"] = (rows.scaled, {"variant": variant} | absent)
     values = {
         "rows": variant.tile.query,
@@ -224,11 +224,18 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
         "ragged": variant.ragged,
         "all_seen": problem.causal and not variant.unseen,
         "warpgroups": variant.warpgroups,
-        "sharing": variant.sharing,
+        "width": Raw("D") if variant.head_dim == problem.head_dim else variant.head_dim,
+        "small_rows": variant.small_rows,
+        "sum_columns": variant.sum_columns,
+        "clipped": variant.sum_columns < variant.head_dim,
+        "adds_keys": variant.adds_keys,
+        "complete": variant.adding.complete,
+        "parts": variant.parts,
+        "key_tiles": variant.key_tiles,
         "spare": variant.spare,
         "ahead": variant.ahead,
         "counts": variant.counts,
-        "pieces": Raw(f"of_keys // ({variant.tile.query} * {variant.head_dim})" if variant.sharing > 1 else "0"),
+        "pieces": Raw(f"of_keys // ({variant.small_rows} * {variant.head_dim})" if variant.adds_keys else "0"),
         "early": variant.begin.early,
         "by_tma": variant.adding.by_tma,
         "tma": True,

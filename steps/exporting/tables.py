@@ -184,17 +184,19 @@ def backward_notes(step: HopperGradients, problem: Problem) -> Notes:
     batch = 3 if variant.ahead else 1
     variant, kernel = replace(variant, ahead=min(variant.ahead, 1), window=None), step.kernel(problem)
     whole = replace(problem, window=None)
-    small, (q, k, v, do) = few_tiles(whole, TILES * variant.tile.query, variant.tile.key, batch)
+    queries, keys = variant.parts * TILES * variant.tile.query, variant.key_tiles * variant.tile.key
+    small, (q, k, v, do) = few_tiles(whole, queries, keys, batch)
     sums = torch.zeros((*q.shape[:-1], variant.head_dim), dtype=torch.float32)  # in whole tiles
     lines = small.batch * small.heads
     numbers, counts = sums.new_zeros(2 * lines, q.shape[2]), torch.zeros(2 * lines * q.shape[2], dtype=torch.int32)
-    into = (sums.new_zeros((*k.shape[:-1], variant.head_dim)),) * 2 if variant.sharing > 1 else (k, v)
-    passed = (*of_backward(q, k, v, do, numbers, sums, *into, small, q.shape[2], variant), variant)
+    into = (sums.new_zeros((*k.shape[:-1], variant.head_dim)),) * 2 if variant.adds_keys else (k, v)
+    to_queries = q if variant.adding.complete else sums
+    passed = (*of_backward(q, k, v, do, numbers, to_queries, *into, small, q.shape[2], variant), variant)
     passed = (*passed, counts) if variant.counts else passed
     if variant.spare:
         strides = (q.stride()[:3], q.stride()[:3], sums.stride()[:3], q.stride()[:3])
         passed = (*passed, sums, q, numbers, q, do, sums, strides, rates(small, variant))
-    return noted_launch(kernel, passed, variant.warps, step.made_for, blocks=(1, small.kv_heads, batch))
+    return noted_launch(kernel, passed, variant.warps, step.made_for, blocks=(1, variant.parts * small.kv_heads, batch))
 
 
 def query_notes(step: BlackwellGradients, problem: Problem) -> Notes:

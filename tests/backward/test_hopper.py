@@ -17,6 +17,7 @@ from steps.backward_hopper.lib import NOBODY, ONE_BY_ONE
 from steps.backward_hopper.products import FENCE_BEHIND, FROM_ROW_SUMS
 from steps.backward_hopper.skeleton import LARGER_SECTION, SECTION, section_for
 from steps.backward_hopper.variant import Variant
+from steps.core import rules
 from steps.core.ladder import kernels_of
 from steps.core.problems import standard
 from steps.hopper.lib import IN_TURN
@@ -309,9 +310,41 @@ def test_the_pieces_of_an_iteration_stand_in_the_order_that_a_step_says(name, sh
         "add": "let_tma_add(" if name == "deferred_reduce_add" else "add_by_tma(",
     }
     text = write_step(get_step(name), shape).text
-    iteration = text[text.index("for iteration in range(work.a_head):", text.index("def consume")) :]
+    iteration = text[text.index("for iteration in range(0, work.a_head):", text.index("def consume")) :]
     iteration = iteration[: iteration.index("# --- dQ of the last iteration")]
     assert sorted(pieces, key=lambda piece: iteration.index(marks[piece])) == list(pieces)
+
+
+ALL_KEYS = [  # shape, blocks that share its queries, tiles of keys of a block
+    (problem(batch=1, heads=2, seq_len_q=350, seq_len_kv=77, head_dim=64, causal=False), 2, 1),
+    (problem(batch=1, heads=2, seq_len_q=600, seq_len_kv=120, head_dim=72, causal=False), 3, 1),
+    (problem(batch=1, heads=4, kv_heads=2, seq_len_q=200, seq_len_kv=100, head_dim=128, causal=False), 1, 1),
+    (problem(batch=2, heads=1, seq_len_q=200, seq_len_kv=77, head_dim=64, causal=True, dtype="bfloat16"), 1, 1),
+    (problem(batch=1, heads=2, seq_len_q=200, seq_len_kv=197, head_dim=64, causal=False), 1, 2),
+    (problem(batch=1, heads=1, seq_len_q=1, seq_len_kv=256, head_dim=48, causal=False, dtype="bfloat16"), 1, 2),
+]
+
+
+@pytest.mark.parametrize(("shape", "parts", "tiles"), ALL_KEYS, ids=lambda x: getattr(x, "slug", x))
+def test_a_block_with_all_keys_stores_dq(shape, parts, tiles, monkeypatch, pytestconfig):
+    """And no kernel is behind it, but where blocks share queries: that rounds dK and dV."""
+    monkeypatch.setitem(rules.WHERE, "two_tiles_of_keys", lambda problem: problem.seq_len_kv > 128)
+    step = dataclasses.replace(get_step("deferred_reduce_add"))
+    variant = step.variant(shape)
+    assert variant.adding.complete and (variant.parts, variant.key_tiles) == (parts, tiles)
+    for seed in some_of((None, *range(1, 6)), 2, pytestconfig):
+        with watched(seed) as watch:
+            assert_right(step, shape)
+        assert len(watch.runs) == (3 if parts > 1 else 2) and not any(run.found for run in watch.runs)
+
+
+@pytest.mark.parametrize(("head_dim", "columns"), [(72, 96), (96, 96), (104, 128), (160, 160), (192, 192)])
+def test_columns_that_tensors_do_not_have_are_not_added(head_dim, columns):
+    """Sums are as wide as a tile; what is behind the columns that are added stays as it was."""
+    shape = problem(batch=1, heads=2, seq_len_q=130, seq_len_kv=200, head_dim=head_dim)
+    step = dataclasses.replace(get_step("deferred_reduce_add"))
+    assert step.variant(shape).sum_columns == columns
+    assert_right(step, shape)
 
 
 def test_what_shortens_iterations_is_where_it_pays():

@@ -4,6 +4,7 @@ Spare warps do it for later heads, query heads have blocks of their own, and ker
 """
 
 import dataclasses
+import inspect
 import math
 import re
 
@@ -13,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from steps import get_step
-from steps.backward_hopper import skeleton, spare
+from steps.backward_hopper import rows, skeleton, spare
 from steps.backward_hopper.adding import FOURS_BY_TMA, LINES
 from steps.backward_hopper.lib import Work
 from steps.backward_hopper.variant import Variant
@@ -256,7 +257,7 @@ def test_kernels_of_their_own_have_the_first_heads_and_the_last(shape, launched,
         assert prepared == scaled == (-(-shape.seq_len_q // variant.tile.query), 1, ahead)
 
 
-def test_early_kernels_are_launched_so_and_the_first_is_not(launched, monkeypatch):
+def test_early_kernels_are_launched_so_and_the_first_lets_none_begin_before_it_has_waited(launched, monkeypatch):
     always_apart(monkeypatch)
     step = dataclasses.replace(get_step("dependent_launch"))
     inputs = asked("backward", IN_A_GROUP).inputs
@@ -264,8 +265,10 @@ def test_early_kernels_are_launched_so_and_the_first_is_not(launched, monkeypatc
     BACKWARD.call(step, IN_A_GROUP, inputs, BACKWARD.poisoned(inputs))
     names = ["prepare", "fmha_backward", "scaled"]
     assert [(name, early, overtaken) for name, _, _, early, overtaken in launched] == [
-        (name, n > 0, n < 2) for n, name in enumerate(names)
+        (name, True, n < 2) for n, name in enumerate(names)
     ]
+    first = inspect.getsource(rows.prepare.fn)
+    assert first.index("begin.wait()") < first.index("begin.let()") < first.index("prepare_rows(")
 
 
 def test_simulated_clocks_count_no_time_for_kernels_before(monkeypatch):

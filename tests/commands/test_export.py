@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from steps import Unsupported, get_step
+from steps.core import rules
 from steps.core.fused import FusedStep
 from steps.core.ladder import KERNELS, part_of, program_file, whole_ladder
 from steps.core.launch import untold
@@ -215,6 +216,25 @@ def test_so_it_does_for_other_problems(step, other, launches):
     else:
         with pytest.raises(Unsupported, match=re.escape(reason)):
             standalone(step, asked, "cpu")
+
+
+ALL_KEYS = {
+    "shared queries": ({"seq_len_q": 600, "seq_len_kv": 77}, "q's length: expected above 256, got 200"),
+    "two tiles": ({"seq_len_q": 130, "seq_len_kv": 200}, "k's length: expected 129 to 256, got 77"),
+    "columns": ({"seq_len_kv": 200, "head_dim": 80}, None),
+}
+
+
+@pytest.mark.parametrize("name", ALL_KEYS)
+def test_so_it_does_where_a_block_has_all_keys_of_a_head(name, launches, monkeypatch):
+    monkeypatch.setitem(rules.WHERE, "two_tiles_of_keys", lambda problem: 128 < problem.seq_len_kv <= 256)
+    step, (changes, refused) = replace(get_step("deferred_reduce_add")), ALL_KEYS[name]
+    asked = case(step, causal=False, **{"heads": 2} | changes)
+    assert_alike(step, asked, launches)
+    if refused:
+        other = pass_of(step).inputs(replace(asked, seq_len_q=200, seq_len_kv=77), 0)
+        with pytest.raises(ValueError, match=re.escape(refused)):
+            program_of(step, asked, launches).gradients(*other)
 
 
 @sampled(core=lambda step, changes: False)

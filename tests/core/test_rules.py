@@ -71,8 +71,9 @@ def cases() -> list:
                         name += f"-{seq_len}" * (kernel == "hopper")
                         if all(case.id != name for case in found):
                             found.append(pytest.param(rule, problem, arch, id=name))
-    for (seq_len, head_dim), causal in product(((1024, 128), (448, 64)), (True, False)):
-        problem = dataclasses.replace(standard(seq_len, head_dim, causal), batch=1, heads=8, kv_heads=8)
+    short = product(((1024, 128, 8), (448, 64, 8), (448, 64, 20)), (True, False))
+    for seq_len, head_dim, heads, causal in [*((*what, causal) for what, causal in short), (256, 64, 96, False)]:
+        problem = dataclasses.replace(standard(seq_len, head_dim, causal), batch=1, heads=heads, kv_heads=heads)
         rule = rule_for("hopper_short", problem, "sm_90")
         name = f"hopper_short-{rule.name}-sm_90-{head_dim}{'-causal' * causal}"
         found.append(pytest.param(rule, problem, "sm_90", id=name))
@@ -87,15 +88,22 @@ def cases() -> list:
     ("where", "shape", "others"),
     [
         ("few_blocks", {"heads": 8, "seq_len_kv": 1024}, [{"heads": 8, "seq_len_kv": 1153}, {"heads": 9}]),
-        ("few_blocks", {"batch": 66, "heads": 1, "seq_len_kv": 128}, [{"batch": 67}, {"seq_len_kv": 129}]),
+        ("few_blocks", {"batch": 33, "heads": 1, "seq_len_kv": 256}, [{"batch": 34}, {"seq_len_kv": 257}]),
+        ("few_blocks", {"seq_len_kv": 129}, [{"seq_len_kv": 128}]),
+        (
+            "two_tiles_of_keys",
+            {"heads": 67, "seq_len_q": 256, "seq_len_kv": 256},
+            [{"heads": 66}, {"seq_len_q": 257}, {"seq_len_kv": 257}, {"causal": True}, {"window": 100, "causal": True}],
+        ),
+        ("two_tiles_of_keys", {"heads": 67, "seq_len_kv": 129}, [{"seq_len_kv": 128}]),
         ("saves_a_tenth_of_rows", {"seq_len_q": 448}, [{"seq_len_q": 384}, {"seq_len_q": 449}, {"seq_len_q": 512}]),
         ("narrow_window", {"causal": True, "window": 256}, [{"window": 257}, {"window": None}]),
         ("saves_a_tenth_of_rows", {"seq_len_q": 513}, [{"seq_len_q": 577}, {"seq_len_q": 641}, {"seq_len_q": 1024}]),
     ],
 )
 def test_where_a_rule_holds(where, shape, others):
-    """narrow_window: at most 256; few_blocks: 66 of them; saves_a_tenth_of_rows: 64 rows saved of at most 640."""
-    problem = dataclasses.replace(standard(128), batch=1, heads=1, kv_heads=1)
+    """few_blocks: 66 of them; two_tiles_of_keys: more; narrow_window: at most 256; saves_a_tenth_of_rows: 64 of 640."""
+    problem = dataclasses.replace(standard(128, causal=False), batch=1, heads=1, kv_heads=1)
 
     def holds(**fields):
         found = dataclasses.replace(problem, **fields)
