@@ -400,7 +400,7 @@ class Lesson:
     def _scored(self, measured: float) -> str:
         """How far the guess and the model were from the measurement."""
         guesses = [("Your guess", self.guess), ("The model", self._modelled())]
-        told = [f"{who} said {said:.2f}, {_off(said / measured)}." for who, said in guesses if said]
+        told = [f"{who} said {said:.2f}, {_off(round(said, 2) / round(measured, 2))}." for who, said in guesses if said]
         return " ".join(told)
 
     # --- the run ---
@@ -623,14 +623,22 @@ class Lesson:
         return [[f"ncu: {name}", *(text(m) if m else None for m in measured)] for name, text in tables.COUNTED]
 
     def where(self) -> Page:
-        """Where the step matters: what it brought in every recorded run of this machine, against its predecessor."""
+        """Where the step matters: what it brought in every recorded run of this machine, against its predecessor.
+
+        Of two records that differ in the dtype alone, float16 or bfloat16, the first is shown.
+        """
         runs = of_one_machine(recorded_runs(self.results, self.step.direction))
-        found = [(run, now) for run in runs if (now := self._mine(run))]
-        cells = [(run, tables.marked(now.speedup_vs_previous)) for run, now in found if now.speedup_vs_previous]
-        if not cells:
+        found = [(run, now.speedup_vs_previous) for run in runs if (now := self._mine(run)) and now.speedup_vs_previous]
+        if not found:
             return Page(f"No record compares step {self.step.label} with step {self.previous.label}.")
+        verdicts = {key: speedup.verdict for run, speedup in found if (key := _besides(run, "float16"))}
+        same = [
+            speedup.verdict == verdicts[key] for run, speedup in found if (key := _besides(run, "bfloat16")) in verdicts
+        ]
+        cells = [(run, tables.marked(s)) for run, s in found if _besides(run, "bfloat16") not in verdicts]
         told = f"Times as fast as step {self.previous.label}, as recorded (p10–p90, and our verdict):"
-        return Page(told, tables.by_problem(cells))
+        left = f"Not shown: {len(same)} records of these problems in bfloat16; the verdict is the same in {sum(same)}."
+        return Page(told, tables.by_problem(cells), left if same else "")
 
     # --- an exercise ---
 
@@ -734,10 +742,16 @@ def _number(cell: object) -> float | None:
         return None
 
 
+def _besides(run: Run, dtype: str) -> tuple | None:
+    """What a record in this dtype shares with one of the same problem in another; None for a record in another."""
+    problem = run.the_problem()
+    return (dataclasses.replace(problem, dtype="float16").slug, run.compilers) if problem.dtype == dtype else None
+
+
 def _off(ratio: float) -> str:
     """How far a prediction was from what it predicted."""
     percent = round(100 * abs(ratio - 1))
-    return f"{percent} % too {'high' if ratio > 1 else 'low'}" if percent else "which is right"
+    return f"{percent}% too {'high' if ratio > 1 else 'low'}" if percent else "which is right"
 
 
 def _part(step: Step) -> Part:

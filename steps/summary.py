@@ -78,13 +78,6 @@ def _of_the_peak(run: Run) -> str:
     )
 
 
-def rounds(run: Run | None, *names: str) -> Page:
-    """Every round's latency of some contenders, and the clock: why a single number is not a measurement."""
-    if run is None:
-        return Page("Nothing is recorded, and there is no GPU here to measure.")
-    return Page(plots.latency_by_round(run, names), "\n\n".join(run.notes))
-
-
 def ladder(problem: Problem) -> Page:
     """All recorded steps on a problem, without their variants."""
     run = recorded(problem)

@@ -155,8 +155,8 @@ def explain(measured: float, predicted: float, counters: dict | None, traced: bo
         return "slower than throughput explains, and no counters were recorded"
     return (
         f"throughput explains {predicted / measured:.0%} of it; ncu saw the schedulers issue in "
-        f"{counters['issue_active_pct']:.0f} % of the cycles and the tensor cores busy in "
-        f"{counters['tensor_pct']:.0f} %; "
+        f"{counters['issue_active_pct']:.0f}% of the cycles and the tensor cores busy in "
+        f"{counters['tensor_pct']:.0f}%; "
         + ("where its roles wait is traced below" if traced else "the rest is waiting")
     )
 

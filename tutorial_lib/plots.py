@@ -411,35 +411,6 @@ def _that_matter(steps: Sequence[Measurement], runs: Sequence[Run], room: int) -
     return [m for m in steps if m.name in most or m in (steps[0], steps[-1])]
 
 
-def latency_by_round(run: Run, names: Sequence[str]):
-    """Every round's latency, relative to the contender's median, and the SM clock. Returns a matplotlib Figure.
-
-    names: of those that were timed in this run's rounds; a record also holds what other runs timed, which is left out.
-    """
-    names = [name for name in names if all(name in r.latency_ms for r in run.rounds)]
-    figure, grid = figure_with_axes(6.6, 3.6, 2, 1, sharex=True, gridspec_kw={"height_ratios": [2, 1]})
-    numbers = range(1, len(run.rounds) + 1)
-    for n, name in enumerate(names):
-        m = run.measurement(name)
-        if m and m.latency_ms:
-            relative = [100 * (r.latency_ms[name] / m.latency_ms.median - 1) for r in run.rounds]
-            grid[0].plot(numbers, relative, marker=MARKERS[n], linestyle=STYLES[n % len(STYLES)], label=m.label)
-    grid[0].axhline(0, color="black", linewidth=0.8)
-    grid[0].set_ylabel("latency, %\nfrom its median")
-    grid[0].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
-    if all(r.clock_ghz for r in run.rounds):
-        for n, name in enumerate(names):
-            clocks = [r.clock_ghz.get(name, float("nan")) for r in run.rounds]
-            grid[1].plot(numbers, clocks, marker=MARKERS[n], linestyle=STYLES[n % len(STYLES)])
-        grid[1].set_ylabel("SM clock, GHz")
-    elif all(r.sm_clock_mhz is not None for r in run.rounds):
-        grid[1].plot(numbers, [r.sm_clock_mhz / 1000 for r in run.rounds], color=GREY, marker="o")
-        grid[1].set_ylabel("NVML's clock, GHz")
-    grid[1].set_xlabel("round")
-    _titled(figure, provenance(run))
-    return figure
-
-
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "--", "oo", "**", "||", "O", "..")
 
 

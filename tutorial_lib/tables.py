@@ -66,10 +66,14 @@ def _verdict(speedup: Speedup) -> str:
 
 
 def _digits(speedup: Speedup) -> list[str]:
-    """Median, low and high; a third digit where two belie the verdict."""
+    """Median, low and high; more than two digits only where fewer belie the verdict."""
     found = speedup.median, speedup.low, speedup.high
-    plain = timing.verdict(timing.Spread(*(round(x, 2) for x in found))) == speedup.verdict or speedup.same_code
-    return [f"{x:.{2 if plain else 3}f}" for x in found]
+
+    def agree(digits: int) -> bool:
+        return timing.verdict(timing.Spread(*(round(x, digits) for x in found))) == speedup.verdict
+
+    digits = 2 if speedup.same_code else next((n for n in (2, 3) if agree(n)), 4)
+    return [f"{x:.{digits}f}" for x in found]
 
 
 def vs_previous(m: Measurement) -> str:

@@ -10,7 +10,7 @@ import pytest
 from steps import get_step, summary
 from steps import lesson as lessons
 from steps.core.problems import HEADLINE, few_heads
-from steps.core.recorded import find_recorded
+from steps.core.recorded import find_recorded, recorded_runs
 from steps.core.tiles import Tile
 from steps.hopper import overlapped
 from steps.lesson import Lesson, machine
@@ -125,7 +125,10 @@ def test_a_prediction_starts_empty_and_both_are_scored_against_the_measurement()
     assert "the model allows" in words(lesson.predict(1.5)) and "Your guess: 1.5 times" in words(lesson.predict(1.5))
     measured = lesson.recorded.measurement("exp2").speedup_vs_previous.median
     told = words(lesson.time())
-    assert f"Your guess said 1.50, {round(100 * (1.5 / measured - 1))} % too high." in told and "The model said" in told
+    assert (
+        f"Your guess said 1.50, {round(100 * (1.5 / round(measured, 2) - 1))}% too high." in told
+        and "The model said" in told
+    )
     lesson.predict(20)
     figure = next(part for part in lesson.time().parts if not isinstance(part, str))
     [line] = [line for line in figure.axes[0].lines if line.get_label() == "your guess"]
@@ -148,8 +151,8 @@ def test_a_step_that_is_recorded_without_its_predecessor_is_compared_with_sdpa()
     assert m.tflops and m.speedup_vs_previous is None and lesson.rival.name == "sdpa"
     assert words(lesson.predict()).startswith("How many times as fast as step 0 sdpa")
     lesson.predict(2)
-    off = round(100 * (2 / m.speedup_vs_baseline.median - 1))
-    assert f"Your guess said 2.00, {off} % too high." in words(lesson.time())
+    off = round(100 * (2 / round(m.speedup_vs_baseline.median, 2) - 1))
+    assert f"Your guess said 2.00, {off}% too high." in words(lesson.time())
     assert Lesson("last_block_merges").rival.name == "split_kv"
 
 
@@ -342,6 +345,22 @@ def test_where_holds_no_ratio_to_another_step():
     rows = words(Lesson("split_epilogue").where())
     assert "| 16 | 256 | fp16 | causal |" in rows and "| 32 | 64 | fp16 | full |" not in rows
     assert "| 32 | 64 | fp16 | full |" in words(Lesson("split_epilogue", before="warpgroup_causal_bound").where())
+
+
+def test_where_shows_one_of_two_records_that_differ_in_the_dtype_alone(monkeypatch):
+    rows = words(Lesson("producer").where())
+    assert "| 64 | fp16 | full |" in rows and "| bf16 |" not in rows
+    assert "Not shown: 30 records of these problems in bfloat16; the verdict is the same in 30." in rows
+    kept = [run for run in recorded_runs(RESULTS) if run.the_problem().dtype == "bfloat16"]
+    monkeypatch.setattr(lessons, "recorded_runs", lambda *_: kept)
+    alone = words(Lesson("producer").where())
+    assert "| 64 | bf16 | full |" in alone and "Not shown" not in alone
+
+
+def test_how_far_a_prediction_was_off_follows_from_the_numbers_on_the_page():
+    lesson = Lesson("exp2")
+    lesson._modelled = lambda: 1.004
+    assert lesson._scored(1.0551) == "The model said 1.00, 6% too low."  # 1.06 is shown; the ratio itself is 5% off
 
 
 PAGES = {  # what is called -> what its words hold, and what they do not

@@ -141,18 +141,6 @@ def test_lines_of_a_panel_can_be_told_apart_in_grey():
     assert all(a - b > 0.05 for a, b in itertools.pairwise(light))
 
 
-def test_a_picture_of_rounds_leaves_out_who_was_timed_in_others():
-    """A record also holds contenders of earlier runs, which its rounds do not."""
-    run = run_of({"sdpa": 1.0, "one": 0.5})
-    rounds = [r.model_copy(update={"latency_ms": {"sdpa": r.latency_ms["sdpa"]}}) for r in run.rounds]
-    labels = [
-        [line.get_label() for line in plots.latency_by_round(each, ["sdpa", "one"]).axes[0].get_lines()]
-        for each in (run, run.model_copy(update={"rounds": rounds}))
-    ]
-    both, fewer = ({label for label in found if not label.startswith("_")} for found in labels)
-    assert len(both) == 2 and fewer == {run.measurement("sdpa").label}
-
-
 def test_nothing_is_drawn_outside_of_the_axes():
     """Also where a later panel's lines rise above those of the first."""
     run = LENGTHS[0]

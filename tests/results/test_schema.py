@@ -142,6 +142,7 @@ def test_a_ratio_has_as_many_digits_as_its_verdict_needs():
     assert told(0.981, 0.977, 0.985) == "0.981× (0.977–0.985) same"
     assert told(1.016, 1.011, 1.026) == "1.016× (1.011–1.026) same"
     assert told(1.023, 1.004, 1.03) == "1.023× (1.004–1.030) faster"
+    assert told(1.0196, 1.015, 1.0204) == "1.0196× (1.0150–1.0204) same"  # 1.020 would say faster
     assert (told(0.976, 0.966, 0.984), told(1.02, 0.99, 1.04)) == ("0.98× (0.97–0.98) slower", "1.02× (0.99–1.04) same")
 
 
