@@ -174,11 +174,11 @@ def rooms(dtype: gl.constexpr, variant: gl.constexpr):
     D: gl.constexpr = variant.head_dim
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
-    KEYS: gl.constexpr = [1, 1, KEY, D] if variant.key_tiles == 1 else [variant.key_tiles, 1, 1, KEY, D]
-    SUMS: gl.constexpr = dtype if variant.adding.complete else gl.float32
+    OWN: gl.constexpr = [1, 1, KEY, D] if variant.key_tiles == 1 else [variant.key_tiles, 1, 1, KEY, D]
+    SUM: gl.constexpr = dtype if variant.adding.complete else gl.float32
     COLLECTED: gl.constexpr = variant.collected_shape
-    key = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
-    value = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    key = gl.allocate_shared_memory(dtype, OWN, variant.shared)
+    value = gl.allocate_shared_memory(dtype, OWN, variant.shared)
     query = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERY, D], variant.shared)
     lse = gl.allocate_shared_memory(gl.float32, [STAGES, 1, QUERY], variant.shared_numbers)
     d_output = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERY, D], variant.shared)
@@ -186,7 +186,7 @@ def rooms(dtype: gl.constexpr, variant: gl.constexpr):
     d_scores = gl.allocate_shared_memory(dtype, [2, KEY, QUERY], variant.shared_scores)
     d_query, zeros, collected = None, None, None
     if variant.adding.by_tma:
-        d_query = gl.allocate_shared_memory(SUMS, [variant.warpgroups, 1, 1, ROWS, COLUMNS], variant.shared_sums)
+        d_query = gl.allocate_shared_memory(SUM, [variant.warpgroups, 1, 1, ROWS, COLUMNS], variant.shared_sums)
     if variant.helpers.zeros:
         zeros = gl.allocate_shared_memory(gl.float32, [1, 1, ROWS, COLUMNS], variant.shared_sums)
     if variant.key_tiles > 1:
@@ -237,8 +237,8 @@ def room_for_weights(variant: gl.constexpr):
 class Work(NamedTuple):
     """What a block computes: a tile of keys. head: of keys, or of queries with blocks of their own.
 
-    first: the first tile of queries that sees the keys, or of this block's part; a_head: tiles of a head from there;
-    cut: tiles below it need the mask.
+    first: the first tile of queries that sees the keys, or of a part; a_head: tiles from there; cut: those below need a
+    mask.
     """
 
     key_row: object
@@ -393,11 +393,10 @@ def produce(arrays, tiles, barriers, work, aside, variant: gl.constexpr):
     STAGES: gl.constexpr = variant.stages
     KEY_TILES: gl.constexpr = variant.key_tiles
     for n in gl.static_range(KEY_TILES):
-        full = barriers.keys_full.index(n)
-        row = work.key_row + n * variant.tile.key
-        mbarrier.expect(full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
-        tma.async_load(arrays.key, [work.batch, work.kv_head, row, 0], full, key_tile(tiles.key, n, variant))
-        tma.async_load(arrays.value, [work.batch, work.kv_head, row, 0], full, key_tile(tiles.value, n, variant))
+        keys_full, row = barriers.keys_full.index(n), work.key_row + n * variant.tile.key
+        mbarrier.expect(keys_full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
+        tma.async_load(arrays.key, [work.batch, work.kv_head, row, 0], keys_full, key_tile(tiles.key, n, variant))
+        tma.async_load(arrays.value, [work.batch, work.kv_head, row, 0], keys_full, key_tile(tiles.value, n, variant))
     variant.begin.let()
     variant.begin.wait()  # now: no kernel of this call has written keys or values
     variant.helpers.rows(aside, work, variant)

@@ -307,7 +307,7 @@ def test_the_pieces_of_an_iteration_stand_in_the_order_that_a_step_says(name, sh
         "dQ": "d_query = issue_own_d_query(",
         "dK": "d_key = warpgroup_mma(",
         "fence": "fence_async_shared()",
-        "add": "let_tma_add(" if name == "deferred_reduce_add" else "add_by_tma(",
+        "add": "let_tma_add(",
     }
     text = write_step(get_step(name), shape).text
     iteration = text[text.index("for iteration in range(0, work.a_head):", text.index("def consume")) :]
@@ -320,6 +320,8 @@ ALL_KEYS = [  # shape, blocks that share its queries, tiles of keys of a block
     (problem(batch=1, heads=2, seq_len_q=600, seq_len_kv=120, head_dim=72, causal=False), 3, 1),
     (problem(batch=1, heads=4, kv_heads=2, seq_len_q=200, seq_len_kv=100, head_dim=128, causal=False), 1, 1),
     (problem(batch=2, heads=1, seq_len_q=200, seq_len_kv=77, head_dim=64, causal=True, dtype="bfloat16"), 1, 1),
+    (problem(batch=2, heads=2, seq_len_q=77, seq_len_kv=77, head_dim=64, causal=True, sinks=True), 1, 1),
+    (problem(batch=1, heads=2, seq_len_q=350, seq_len_kv=77, head_dim=64, causal=False, sinks=True), 2, 1),
     (problem(batch=1, heads=2, seq_len_q=200, seq_len_kv=197, head_dim=64, causal=False), 1, 2),
     (problem(batch=1, heads=1, seq_len_q=1, seq_len_kv=256, head_dim=48, causal=False, dtype="bfloat16"), 1, 2),
 ]
@@ -327,7 +329,7 @@ ALL_KEYS = [  # shape, blocks that share its queries, tiles of keys of a block
 
 @pytest.mark.parametrize(("shape", "parts", "tiles"), ALL_KEYS, ids=lambda x: getattr(x, "slug", x))
 def test_a_block_with_all_keys_stores_dq(shape, parts, tiles, monkeypatch, pytestconfig):
-    """And no kernel is behind it, but where blocks share queries: that rounds dK and dV."""
+    """And no kernel is behind it, but where blocks share queries, which rounds dK and dV, and that for sinks."""
     monkeypatch.setitem(rules.WHERE, "two_tiles_of_keys", lambda problem: problem.seq_len_kv > 128)
     step = dataclasses.replace(get_step("deferred_reduce_add"))
     variant = step.variant(shape)
@@ -335,7 +337,7 @@ def test_a_block_with_all_keys_stores_dq(shape, parts, tiles, monkeypatch, pytes
     for seed in some_of((None, *range(1, 6)), 2, pytestconfig):
         with watched(seed) as watch:
             assert_right(step, shape)
-        assert len(watch.runs) == (3 if parts > 1 else 2) and not any(run.found for run in watch.runs)
+        assert len(watch.runs) == 2 + (parts > 1) + shape.sinks and not any(run.found for run in watch.runs)
 
 
 @pytest.mark.parametrize(("head_dim", "columns"), [(72, 96), (96, 96), (104, 128), (160, 160), (192, 192)])

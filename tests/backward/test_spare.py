@@ -254,7 +254,7 @@ def test_kernels_of_their_own_have_the_first_heads_and_the_last(shape, launched,
         assert prepared[1:] == scaled[1:] == (shape.heads, shape.batch)
         assert arguments_before_the_variant(passed)[-1] == ahead  # of which sums are cleared
     else:
-        assert prepared == scaled == (-(-shape.seq_len_q // variant.tile.query), 1, ahead)
+        assert prepared == scaled == (step.padded(shape) // variant.small_rows, 1, ahead)
 
 
 def test_early_kernels_are_launched_so_and_the_first_lets_none_begin_before_it_has_waited(launched, monkeypatch):
