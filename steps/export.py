@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tutorial_lib.command import BadRequest, as_command, check_file, check_one_of, parser_of, whole_number
+from tutorial_lib.problem import DTYPES, FP8
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -22,7 +23,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--head-dim", type=whole_number, metavar="N", help="(as the step's own problem, as all below)")
     parser.add_argument("--seq-len", type=whole_number, metavar="N", help="query length")
     parser.add_argument("--seq-len-kv", type=whole_number, metavar="N", help="key and value length (as --seq-len)")
-    parser.add_argument("--dtype", choices=("float16", "bfloat16"))
+    parser.add_argument("--dtype", choices=(*DTYPES, FP8))
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, help="causal mask")
     parser.add_argument("--window", type=whole_number, metavar="N", help="sliding window")
     parser.add_argument("--lse", action="store_const", const=True, help="return each query's log-sum-exp, too")

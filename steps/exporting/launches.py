@@ -18,12 +18,13 @@ from steps.backward_cutile.skeleton import ROWS, CuTileGradients
 from steps.backward_hopper import rows
 from steps.backward_hopper.skeleton import ROW_WARPS, HopperGradients
 from steps.core.order import Order
-from steps.core.quantized import QuantizedStep
 from steps.core.step import Step, Unsupported
 from steps.core.tiles import Tile
 from steps.cutile.skeleton import CuTileStep
 from steps.everyday import decoding
-from steps.exporting.tables import backward_notes, forward_notes, query_notes, tables
+from steps.exporting.tables import backward_notes, forward_notes, fp8_notes, query_notes, tables
+from steps.fp8 import transpose
+from steps.fp8.skeleton import Fp8Step
 from steps.gluon.launching import PointerStep
 from steps.hopper.launching import TmaStep
 from tutorial_lib.architectures import REFERENCE_GPUS
@@ -68,19 +69,16 @@ def launch_of(step: Step, problem: Problem, arch: str) -> Launch:
     raise Unsupported(f"step {step.label} is launched in a way that is not exported")
 
 
-# Whatever else they are: no template of host code passes scales.
-launch_of.register(QuantizedStep, launch_of.dispatch(object))
-
-
 def with_lse(step: Step, launch: Launch) -> Launch:
     """A launch whose kernel writes the log-sum-exp, too. Raises Unsupported for a step whose launch hands none back."""
     entry, bound = launch.kernels["kernel"]
     if step.direction != "forward" or "LSE" not in bound:
-        why = "only forward kernels for Hopper and Blackwell are"
+        why = "only forward kernels in 16 bits for Hopper and Blackwell are"
         raise Unsupported(f"step {step.label} cannot be exported with the log-sum-exp: {why}")
     bound = {name: value for name, value in bound.items() if name != "LSE"}
     bound["variant"] = replace(bound["variant"], lse=True)
-    return replace(launch, kernels={**launch.kernels, "kernel": (entry, bound)})
+    values = launch.values | {"last": Raw(", ".join(filter(None, ["lse", launch.values["last"]])))}
+    return replace(launch, values=values, kernels={**launch.kernels, "kernel": (entry, bound)})
 
 
 def of_order(order: Order, problem: Problem, tile: Tile) -> dict:
@@ -110,7 +108,9 @@ def _of_cutile(step: CuTileStep, problem: Problem, arch: str) -> Launch:
         "heads": Raw("k.shape[1]" if variant.together else "q.shape[1]"),
         "occupancy": step.occupancy or 1,
         "hints": hints(step.warps, step.occupancy, step.cluster),
+        "into": Raw("into" if problem.lengths else "o"),
     }
+    values["last"] = Raw("cu_seqlens_q, cu_seqlens_k" if problem.lengths else "order, starts" * values["lists"])
     return Launch(hosts("cutile", values), {"kernel": step.entry(problem, arch)}, values)
 
 
@@ -138,6 +138,8 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
         step = replace(step, pairs=False)
     variant = step.variant(problem)
     left_out += [REWRITTEN] if variant.rewrite else []
+    if problem.lengths:
+        raise Unsupported(f"step {step.label} cannot be exported with packed sequences")
     boxes = {"columns": variant.panel_columns, "value_columns": variant.value_dim}
     boxes |= {"output_columns": variant.output_columns}
     launched = step.launched(problem)
@@ -149,15 +151,50 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
         "own_rows": variant.rows,
         "tma": True,
         **{name: Raw("D") if width == problem.head_dim else width for name, width in boxes.items()},
+        "like_queries": variant.panel_columns == variant.output_columns,
+        "last": Raw("sinks" * problem.sinks),
         "one_box": variant.panel_columns == variant.value_dim and variant.shared_key == variant.shared_value,
         "warps": variant.warps,
         "ctas": variant.ctas,
     }
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_key", "shared_value")}
+    layouts["shared_output"] = variant.shared
     kernels = {"kernel": step.entry(problem, arch)}
     return Launch(
         hosts("tma", values), kernels, values, layouts, left_out, lambda: tables(forward_notes(step, problem))
     )
+
+
+@launch_of.register
+def _of_fp8(step: Fp8Step, problem: Problem, arch: str) -> Launch:
+    variant = step.variant(problem)
+    kernels = {"kernel": step.entry(problem, arch)}
+    if variant.values.transposed:
+        constants = transpose.Constants(variant.head_dim, variant.values.order)
+        kernels["transpose"] = (transpose.transpose, {"constants": constants})
+    width = Raw("D") if variant.head_dim == problem.head_dim else variant.head_dim
+    values = of_order(step.order, problem, variant.tile) | {
+        "ragged": variant.ragged,
+        "own_rows": variant.rows,
+        "tma": True,
+        **dict.fromkeys(("columns", "value_columns", "output_columns"), width),
+        "like_queries": False,
+        "one_box": False,
+        "together": 1,
+        "an_sm": 1,
+        "registers": None,
+        "transposed": variant.values.transposed,
+        "turned_keys": transpose.KEYS.value,
+        "small_warps": transpose.WARPS.value,
+        "last": Raw(""),
+        "lossy": step.sums_in_tensor_cores(problem),
+        "warps": variant.warps,
+        "ctas": variant.ctas,
+    }
+    layouts = {name: getattr(variant, name) for name in ("shared", "shared_value", "shared_output")}
+    layouts["shared_key"] = variant.shared
+    templates, notes = hosts("tma", values), partial(fp8_notes, step, problem)
+    return Launch(templates, kernels, values, layouts, [REWRITTEN], lambda: tables(notes()))
 
 
 @launch_of.register
@@ -180,6 +217,7 @@ def _of_decoding(step: decoding.DecodeStep, problem: Problem, arch: str) -> Laun
         "merging": decoding.MERGE // step.tile_size(problem),
         "occupancy": shape.occupancy or 1,
         "hints": hints(shape.warps, shape.occupancy, shape.cluster),
+        "scales": Raw("k_scale, v_scale" if problem.kv_dtype else ""),
         "merged_columns": columns,
         "merge_hints": hints(None, decoding.MERGING.occupancy, None),
     }

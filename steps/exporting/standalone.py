@@ -7,6 +7,7 @@ of launching, filled in with what the step's launch says (``launches``).
 from __future__ import annotations
 
 import ast
+import math
 import re
 import textwrap
 from pathlib import Path
@@ -21,7 +22,7 @@ from steps.writing.trees import LINE_LENGTH, fresh
 from steps.writing.values import plain_function
 from steps.writing.written import flat_text, module_in
 from tutorial_lib.passes import pass_of
-from tutorial_lib.problem import FEATURES, Problem
+from tutorial_lib.problem import FEATURES, FP8, Problem
 
 HOSTS = Path(__file__).parent / "hosts"
 VALUE = re.compile(r"\bHOST\.(\w+)")
@@ -41,7 +42,8 @@ CHOSEN = (
     "mma exp2 load_order latency occupancy approx_division larger_tile persistent mask_loop "
     "explicit swizzle split_q stages gluon_larger_tile "
     "wgmma producer intra_warpgroup_overlap lpt_scheduler epilogue_overlap pv_wait_after_max next_softmax_first "
-    "two_blocks deferred_reduce_add two_cta_mma xcd_swizzle paged pack_gqa hopper_soft_cap"
+    "two_level_accumulation two_blocks deferred_reduce_add two_cta_mma xcd_swizzle paged pack_gqa hopper_soft_cap "
+    "attention_sinks"
 )
 FUNCTIONS = {"forward": "attention", "backward": "gradients", "paged": "paged"}
 INPUTS = {
@@ -49,11 +51,30 @@ INPUTS = {
     "backward": "q, k, v, o, lse, do",
     "paged": "q, k_pages, v_pages, page_table, lengths",
 }
+BESIDE = {  # what a problem asks for: inputs of the forward pass, their dtype, their shape as far as others give it
+    "lengths": (("cu_seqlens_q", "cu_seqlens_k"), "torch.int32", "cu_seqlens_q.shape[:1]"),
+    "sinks": (("sinks",), "torch.float32", "q.shape[1:2]"),
+    "fp8": (("q_scale", "k_scale", "v_scale"), "torch.float32", "k.shape[:2]"),
+    "kv_dtype": (("k_scale", "v_scale"), "torch.float32", "k.shape[:2]"),
+}
+TAKEN = {"cutile": ("lengths", "sinks", "fp8"), "tma": ("sinks", "fp8"), "decoding": ("kv_dtype",)}  # by templates
 HALVES = {"forward": "q, k, v", "backward": "q, k, v, o, do", "paged": "q, k_pages, v_pages"}  # of the problem's type
 COMPARED = {
     "forward": '[("o", ours(), theirs(), exact(q, k, v))]',
+    "lengths": '[("o", ours(), theirs(), right)]',
+    "sinks": '[("o", ours(), theirs(), exact(q, k, v, sinks))]',
+    "fp8": '[("o", ours(), exact(*whole, rounded=True), exact(*whole))]',
+    "kv_dtype": '[("o", ours(), exact(*whole, rounded=True), exact(*whole))]',
     "backward": 'zip(("dq", "dk", "dv"), ours(), theirs(), right)',
     "paged": '[("o", ours(), theirs(), right)]',
+}
+SCALES = "Scales, float32 [batch, kv_heads], multiply "
+TOLD = {
+    "lengths": "Sequences stand behind each other in tensors [tokens, heads, head_dim], and a query sees its own. "
+    "cu_seqlens hold where each begins, and last the number of tokens.",
+    "sinks": "A sink, float32 [heads], is a logit that takes part in every softmax of its head and has no value.",
+    "fp8": f"{SCALES}q, k and v.",
+    "kv_dtype": f"{SCALES}k and v.",
 }
 OUTPUTS = {"forward": ("o",), "backward": ("dq", "dk", "dv"), "paged": ("o",)}
 GPUS = {
@@ -86,10 +107,13 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
         raise Unsupported(f"step {step.label} has no kernel of its own to export: it {what}")
     if reason := step.unsupported(problem, arch):
         raise Unsupported(f"step {step.label}: {reason}")
-    for name in ("lengths", "sinks", "kv_dtype"):
-        if name in problem.features:
-            raise Unsupported(f"step {step.label} cannot be exported: its own problem has {FEATURES[name]}")
     launch = launch_of(step.configured(problem, arch), problem, arch)
+    beside = [name for name in problem.features if name in BESIDE]
+    if others := [name for name in beside if name not in TAKEN.get(launch.hosts[-1], ())]:
+        raise Unsupported(f"step {step.label} cannot be exported with {FEATURES[others[0]]}")
+    if (problem.page_size and beside) or (problem.lengths and len(problem.features) > 1):
+        both = " and ".join(FEATURES[name] for name in problem.features)
+        raise Unsupported(f"step {step.label} cannot be exported with {both} at once")
     launch = with_lse(step, launch) if lse else launch
     kernels = {name: (entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
     text = without_docstring(flat_text(*kernels.values(), alone=True))
@@ -114,6 +138,7 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str,
     mask += [f"a soft cap of {problem.softcap}"] if problem.softcap else []
     widths = f"head_dim {problem.head_dim}" + (f" (of v and o {problem.head_dim_v})" if problem.head_dim_v else "")
     compiled_in = [widths, problem.dtype, " and ".join(mask) or "no mask"]
+    compiled_in += [f"keys and values in {problem.kv_dtype}"] if problem.kv_dtype else []
     if problem.group_size > 1:
         compiled_in += [f"{problem.group_size} query heads for each head of keys and values"]
     compiled_in += [f"pages of {problem.page_size}"] if problem.page_size else []
@@ -121,15 +146,16 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str,
         f"Compiled in: {', '.join(compiled_in)}. Batch, heads and lengths may be others, as far as the checks say; the "
         "launch is chosen for the problem at the end of this file."
     ]
-    told += [] if problem.page_size else ["Tensors are [batch, heads, length, head_dim]."]
+    told += [] if problem.page_size or problem.lengths else ["Tensors are [batch, heads, length, head_dim]."]
+    told += [TOLD[name] for name in problem.features if name in TOLD]
     if problem.causal and not problem.page_size:
         told += ["Query i sees keys 0 to i, also where the lengths differ."]
     if not getattr(step, "deterministic", True):
         told += ["Blocks add to dQ in any order, so its last bits vary."]
     needs = "cuda-tile" if step.backend == "cutile" else "Triton 3.9"
     told += [f"There is no autograd. It needs PyTorch and {needs}.", *launch.left_out]
-    returned = OUTPUTS[step.direction] + ("lse",) * lse
-    options = [f"--head-dim {problem.head_dim} --seq-len {problem.seq_len_q}"]
+    returned = OUTPUTS[kind(step)] + ("lse",) * lse
+    options = [f"--head-dim {problem.head_dim}"] + [f"--seq-len {problem.seq_len_q}"] * (not problem.lengths)
     options += [f"--seq-len-kv {problem.seq_len_kv}"] if problem.seq_len_kv != problem.seq_len_q else []
     options += [f"--dtype {problem.dtype}", "--causal" if problem.causal else "--no-causal"]
     options += [f"--window {problem.window}"] if problem.window else []
@@ -137,8 +163,8 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str,
     options += ["--lse"] if lse else []
     return "\n\n".join(
         [
-            textwrap.fill(f"{what[step.direction]} in {language}, with its launch, for {gpu(arch)}.", LINE_LENGTH - 3),
-            f"    {FUNCTIONS[step.direction]}({INPUTS[step.direction]}, scale=None) -> {', '.join(returned)}",
+            textwrap.fill(f"{what[kind(step)]} in {language}, with its launch, for {gpu(arch)}.", LINE_LENGTH - 3),
+            f"    {FUNCTIONS[kind(step)]}({inputs(step, problem)}, scale=None) -> {', '.join(returned)}",
             textwrap.fill(" ".join(told), LINE_LENGTH),
             *launch.tables(),
             f"Made from step {step.label} ({step.title}) of the FMHA tutorial by\n"
@@ -146,6 +172,17 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str,
             + "\n",
         ]
     )
+
+
+def kind(step: Step) -> str:
+    """The pass that a program computes, as templates know it: fp8 is a forward pass whose inputs are others."""
+    return "forward" if step.direction == "fp8" else step.direction
+
+
+def inputs(step: Step, problem: Problem) -> str:
+    """The parameters of a program's function, but for the scale of the softmax."""
+    more = [name for asked in problem.features if asked in BESIDE for name in BESIDE[asked][0]]
+    return ", ".join([INPUTS[kind(step)], *more])
 
 
 def gpu(arch: str) -> str:
@@ -158,10 +195,15 @@ def gpu(arch: str) -> str:
 
 def common(step: Step, problem: Problem, arch: str, lse: bool) -> dict:
     """What all programs are told."""
+    queries = (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim)
     keys = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)
+    if problem.lengths:
+        queries, keys = ((length, heads, width) for _, heads, length, width in (queries, keys))
     if problem.page_size:
         width = -(-problem.seq_len_kv // problem.page_size)
         keys = (problem.batch * width, problem.page_size, problem.kv_heads, problem.head_dim)
+    plain = not (problem.window or problem.softcap or problem.page_size or problem.sinks)
+    asked = next((name for name in problem.features if name in BESIDE), None)
     other_gpu = f"{arch!r} not in torch.cuda.get_device_properties().gcnArchName"
     if arch.startswith("sm_"):
         other_gpu = f"torch.cuda.get_device_capability() != {(int(arch[3:-1]), int(arch[-1]))}"
@@ -176,21 +218,57 @@ def common(step: Step, problem: Problem, arch: str, lse: bool) -> dict:
         "softcap": problem.softcap,
         "page_size": problem.page_size,
         "lengths": list(problem.lengths_in_pages) if problem.page_size else None,
-        **{name: step.direction == name for name in OUTPUTS},
-        "compared": Raw("compared" if lse else COMPARED[step.direction]),
-        "shape_q": (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim),
+        **{name: kind(step) == name for name in OUTPUTS},
+        "compared": Raw("compared" if lse else COMPARED[asked or kind(step)]),
+        "shape_q": queries,
         "shape_k": keys,
-        "shape_v": (*keys[:3], problem.value_dim),
+        "shape_v": (*keys[:-1], problem.value_dim),
         "needs": Raw(gpu(arch)),
         "other_gpu": Raw(other_gpu),
-        "inputs": Raw(INPUTS[step.direction]),
-        "tensors": Raw(HALVES[step.direction]),
+        "inputs": Raw(inputs(step, problem)),
+        "tensors": Raw(HALVES[kind(step)]),
         "sm_90": arch == "sm_90",
-        "plain": not (problem.window or problem.softcap or problem.page_size),
+        "plain": plain,
+        "sdpa": plain and not asked,
+        "masked": problem.window and not (problem.softcap or problem.sinks),
+        **of_features(problem, asked),
         "tag": Raw(step.name),
-        "theirs": Raw("PyTorch" if problem.softcap or problem.page_size else "SDPA"),
+        "theirs": Raw("PyTorch" if problem.softcap or problem.page_size or asked else "SDPA"),
         "operations": Raw(f"{int(pass_of(step).operations(problem)):_}"),
-        **dict.fromkeys(("ragged", "section", "queries", "all_seen", "lists", "together", "tma"), None),
+        **dict.fromkeys(
+            ("ragged", "section", "queries", "all_seen", "lists", "together", "tma", "transposed", "lossy"), None
+        ),
+    }
+
+
+def of_features(problem: Problem, asked: str | None) -> dict:
+    """What programs are told whose function takes more than q, k and v. asked: for what; a key of ``BESIDE``."""
+    names, dtype, shape = BESIDE.get(asked, ((), "", ""))
+    own = f"torch.{problem.dtype}"
+    wide = "torch.bfloat16" if problem.fp8 else own  # of the output, and of inputs before they are quantized
+    of_kv = f"torch.{problem.kv_dtype or problem.dtype}"
+    more = {"sinks": ", sinks", "fp8": ", rounded=False", "kv_dtype": ", rounded=False"}.get(asked, "")
+    return {
+        "beside": Raw(f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}") if names else None,
+        "beside_dtype": Raw(dtype),
+        "beside_shape": Raw(shape),
+        "exactly": Raw(f"q, k, v{more}"),
+        "dtypes": Raw("{dtype}" if problem.kv_dtype else own),
+        "drawn": Raw(wide),
+        "even": 8 if own == of_kv and not problem.fp8 else 16,  # elements: what a stride is a multiple of
+        "dtype_of_o": Raw(wide if problem.fp8 else "q.dtype"),
+        "packed": problem.lengths is not None,
+        "most_begins": len(problem.lengths or ()) + 1,
+        "of_queries": problem.lengths and [*problem.lengths],
+        "of_keys": problem.lengths and [*(problem.lengths_kv or problem.lengths)],
+        "sinks": problem.sinks,
+        "mean_sink": problem.sinks and round(math.log(problem.visible_pairs / problem.seq_len_q), 2),
+        "fp8": problem.fp8,
+        "kv_dtype": problem.kv_dtype,
+        "quantized": problem.fp8 or problem.kv_dtype is not None,
+        "kv_heads": problem.kv_heads,
+        "dtype_of_kv": Raw(of_kv),
+        "weights": Raw(f"torch.{FP8}" if problem.fp8 else own),
     }
 
 

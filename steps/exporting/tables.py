@@ -151,8 +151,8 @@ def noted() -> Iterator[Notes]:
 
 
 def forward_notes(step: TmaStep, problem: Problem) -> Notes:
-    """What is seen of one block of the kernel that ``step`` runs for ``problem``."""
-    variant = step.variant(problem)
+    """What is seen of one block of the kernel that ``step`` runs for ``problem``. Sinks change no barrier."""
+    variant = replace(step.variant(problem), **dict.fromkeys(("sinks",) * problem.sinks, False))
     small, tensors = few_tiles(problem, TILES * max(variant.tile.query, variant.tile.key))
     _, lists = step.order_for(problem).blocks(small, variant.tile, tensors[0].device)
     passed = (*arguments(*tensors, small, 1.0, lists, variant), variant)

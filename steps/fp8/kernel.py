@@ -28,7 +28,7 @@ from steps.hopper.softmax import by_row, hide_where_needed, weigh
 
 
 class Work(NamedTuple):
-    """What is to be computed, as ``steps.hopper.lib.Work``, and where the scales [batch, kv_head] of Q, K and V are."""
+    """What is to be computed: lists of tiles (order, starts), sizes, and the scales [batch, kv_head] of Q, K and V."""
 
     order: object
     starts: object
@@ -44,16 +44,17 @@ class Work(NamedTuple):
 @gluon.jit
 def rooms(dtype: gl.constexpr, of_values: gl.constexpr, of_output: gl.constexpr, variant: gl.constexpr):
     """Slots in shared memory for tiles of queries, keys, values and the output."""
-    WARPGROUPS: gl.constexpr = variant.warpgroups
-    QUERIES: gl.constexpr = [variant.query_stages * WARPGROUPS, 1, 1, variant.rows, variant.head_dim]
-    KEYS: gl.constexpr = [variant.stages, 1, 1, variant.tile.key, variant.head_dim]
-    VALUES: gl.constexpr = [variant.stages, 1, 1, variant.value_tile[0], variant.value_tile[1]]
-    OUTPUTS: gl.constexpr = [WARPGROUPS, 1, 1, variant.rows, variant.head_dim]
     return Tiles(
-        gl.allocate_shared_memory(dtype, QUERIES, variant.shared),
-        gl.allocate_shared_memory(dtype, KEYS, variant.shared),
-        gl.allocate_shared_memory(of_values, VALUES, variant.shared_value),
-        gl.allocate_shared_memory(of_output, OUTPUTS, variant.shared_output),
+        gl.allocate_shared_memory(
+            dtype, [variant.query_stages * variant.warpgroups, 1, 1, variant.rows, variant.head_dim], variant.shared
+        ),
+        gl.allocate_shared_memory(dtype, [variant.stages, 1, 1, variant.tile.key, variant.head_dim], variant.shared),
+        gl.allocate_shared_memory(
+            of_values, [variant.stages, 1, 1, variant.value_rows, variant.value_columns], variant.shared_value
+        ),
+        gl.allocate_shared_memory(
+            of_output, [variant.warpgroups, 1, 1, variant.rows, variant.head_dim], variant.shared_output
+        ),
     )
 
 
@@ -68,8 +69,7 @@ def place(work, n, variant: gl.constexpr):
 @gluon.jit
 def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
     """The producer: fetches the tiles of this block, each as soon as its slot is empty."""
-    iteration = 0
-    query_iteration = 0
+    iteration, query_iteration = 0, 0
     n, last = variant.schedule.own(work, variant)
     while n < last:
         head, batch, row = place(work, n, variant)
@@ -88,8 +88,7 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
             if iteration == 0:
                 variant.values.ready()
             full = barriers.value_full.index(stage)
-            bits: gl.constexpr = variant.values.bits
-            mbarrier.expect(full, variant.tile.key * variant.head_dim * bits // 8)
+            mbarrier.expect(full, arrays.value.nbytes_per_cta)
             at = variant.values.place(batch, kv_head, key)
             tma.async_load(arrays.value, at, full, tiles.value.index(stage))
             iteration += 1
@@ -123,18 +122,19 @@ def issue_output(weights, tiles, barriers, iteration, total, variant: gl.constex
 
 @gluon.jit
 def attend(
-    scores, tiles, barriers, row, seq_len_kv, end, iteration, query_iteration, scale, warpgroup: gl.constexpr,
+    first_scores, tiles, barriers, row, seq_len_kv, end, iteration, query_iteration, scale, warpgroup: gl.constexpr,
     variant: gl.constexpr,
 ):  # fmt: skip
     """Attention of a warpgroup's queries, from ``row`` on, to ``end`` tiles of keys.
 
-    scores: of the first tile, begun. The PV product of the last tile is not begun.
+    first_scores: of the first tile, begun. The PV product of the last tile is not begun.
     Returns (weights of the last tile, total, its correction [query, 1], sums, maxima, iteration).
     """
     STAGES: gl.constexpr = variant.stages
-    whole, _ = tiles_to_visit(row, seq_len_kv, variant)
+    if variant.masks_in_loop:
+        whole, _ = tiles_to_visit(row, seq_len_kv, variant)
     # --- the first tile ---
-    scores = warpgroup_mma_wait(0, deps=[scores])
+    scores = warpgroup_mma_wait(0, deps=[first_scores])
     release(barriers.key_empty, iteration, STAGES)
     if variant.causal or variant.ragged:
         scores = hide(scores, row, (end - 1) * variant.tile.key, seq_len_kv, variant)
@@ -180,8 +180,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
     """A consumer warpgroup: its rows of every tile of queries that is this block's."""
     STAGES: gl.constexpr = variant.stages
     output = tiles.output.index(warpgroup)
-    iteration = 0  # tiles of keys so far
-    query_iteration = 0
+    iteration, query_iteration = 0, 0  # tiles of keys, and of queries, so far
     n, last = variant.schedule.own(work, variant)
     await_tile(barriers.query_full, 0, variant.query_stages)
     await_tile(barriers.key_full, 0, STAGES)
@@ -192,7 +191,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
         scale_of_head = scale * (gl.load(work.query_scale + line) * gl.load(work.key_scale + line))
         _, end = tiles_to_visit(row, work.seq_len_kv, variant)
         row += warpgroup * variant.rows
-        weights, total, correction, row_sum, row_max, iteration = attend(
+        weights, total, before, row_sum, row_max, iteration = attend(
             scores, tiles, barriers, row, work.seq_len_kv, end, iteration, query_iteration, scale_of_head, warpgroup,
             variant,
         )  # fmt: skip
@@ -212,8 +211,9 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
 
         # --- normalise and store; TMA drops rows past the end ---
         row_sum = variant.sums.end(row_sum, variant)
-        total = variant.product_sums.end(total, product, correction)
-        o = (total * by_row(gl.load(work.value_scale + line) / row_sum, variant)).to(output.dtype)
+        total = variant.product_sums.end(total, product, before)
+        factor = by_row(gl.load(work.value_scale + line) / row_sum, variant)
+        o = (total * factor).to(output.dtype)
         if variant.lse:
             store_lse(LSE, row_max, row_sum, batch.to(gl.int64) * work.heads + head, row, arrays.query.shape[2])
         tma.store_wait(0)

@@ -80,15 +80,13 @@ def exchanged(weights, variant: gl.constexpr):
 
 @gluon.jit
 def keep_fours(weights, variant: gl.constexpr):
-    """Weights [query, key] in e4m3, columns in the order of ``steps.fp8.transpose.key_at``: int32 [query, key / 4].
+    """Weights [query, key] in e4m3, as int32 [query, key / 4], in the order in which V was transposed.
 
     Of 16 columns, halves of fours of pairs, a lane has a pair of each half. Taken as fours of halves of pairs they are
     the four neighbours that wgmma wants of the lane: nothing moves. An int32 holds such a four.
     """
-    ROWS: gl.constexpr = weights.shape[0]
-    FOURS: gl.constexpr = weights.shape[1] // 4
-    ordered = weights.reshape([ROWS, FOURS // 4, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, FOURS, 2, 2])
-    even, odd = ordered.split()
+    ordered = weights.reshape([weights.shape[0], weights.shape[1] // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
+    even, odd = ordered.reshape([weights.shape[0], weights.shape[1] // 4, 2, 2]).split()
     first, third = even.split()
     second, fourth = odd.split()
     fours = [first, second, third, fourth]

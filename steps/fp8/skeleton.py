@@ -233,7 +233,7 @@ def arguments(q, k, v, o, scales, problem: Problem, order, variant: Variant) -> 
     return (
         described(q, variant.rows, variant.head_dim, variant.shared),
         described(k, variant.tile.key, variant.head_dim, variant.shared),
-        described(v, *variant.value_tile, variant.shared_value),
+        described(v, variant.value_rows, variant.value_columns, variant.shared_value),
         described(o, variant.rows, variant.head_dim, variant.shared_output),
         *scales,
         *order[:2],

@@ -43,7 +43,7 @@ def key_in_order(place):
 
 @gluon.jit
 def key_at(place):
-    """Which key stands at a place in memory, so that ``steps.fp8.products.keep_fours`` meets it.
+    """Which key stands at a place in memory: the order in which a lane has the weights.
 
     The places of 16 keys are counted as fours of halves of pairs; their keys as halves of fours of pairs.
     """

@@ -86,10 +86,14 @@ class Variant:
         return [registers] * (self.warpgroups - 1) + [PRODUCER_REGISTERS]
 
     @property
-    def value_tile(self) -> list[int]:
-        """Rows and columns of a tile of values in shared memory."""
-        rows_columns = [self.tile.key, self.head_dim]
-        return rows_columns[::-1] if self.values.transposed else rows_columns
+    def value_rows(self) -> int:
+        """Rows of a tile of values in shared memory."""
+        return self.head_dim if self.values.transposed else self.tile.key
+
+    @property
+    def value_columns(self) -> int:
+        """Its columns."""
+        return self.tile.key if self.values.transposed else self.head_dim
 
     @cached_property
     def accumulator(self) -> gl.NVMMADistributedLayout:
@@ -114,7 +118,7 @@ class Variant:
     @cached_property
     def shared_value(self) -> gl.NVMMASharedLayout:
         """Tiles of values."""
-        return swizzled(self.value_tile[1], self.values.bits)
+        return swizzled(self.value_columns, self.values.bits)
 
     @cached_property
     def shared_output(self) -> gl.NVMMASharedLayout:

@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 # The least float32: a row's maximum begins with it. A tile may have no score above minus infinity, because a window
 # hides all its keys from a row or because they hold minus infinity, and minus infinity less itself would be NaN.
 LEAST = gl.constexpr(-3.4028234663852886e38)
+LOG2E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit

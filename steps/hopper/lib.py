@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from steps.core.fused import Pieces
-from steps.gluon.softmax import tiles_to_visit
+from steps.gluon.softmax import LOG2E, tiles_to_visit
 from steps.hopper.packed import corner, corner_kv, find, hear_task, room_for_task, tell_task
 from steps.hopper.pairs import fetch_as_pair, meet
 from steps.hopper.panels import fetch_panels, panels_in, room_of_panels
@@ -528,7 +528,6 @@ def query_tile_of(n, task, work, variant: gl.constexpr):
 def sink_of(head, work, variant: gl.constexpr):
     """The sink of a query head in base 2, as the softmax scales its scores; None where heads have none."""
     if variant.sinks:
-        LOG2E: gl.constexpr = 1.4426950408889634
         return gl.load(work.sinks + head) * LOG2E
     else:
         return None
@@ -611,9 +610,10 @@ def fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, iteration, v
     before: under a sliding window, how many keys stand in front of the first tile.
     """
     for j in range(end):
-        key = variant.walk.nth(j, end) * variant.tile.key
         if variant.window:
-            key += before
+            key = before + variant.walk.nth(j, end) * variant.tile.key
+        else:
+            key = variant.walk.nth(j, end) * variant.tile.key
         if variant.neighbours > 1:
             fetch_as_pair(arrays, tiles, barriers, [batch, kv_head, key, 0], iteration, variant)
         else:

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
 from steps.core.fused import Pieces
-from steps.gluon.softmax import LEAST, exp2, hide, sum_own
+from steps.gluon.softmax import LEAST, LOG2E, exp2, hide, sum_own
 
 # Subtracted from 1, a hyperbolic tangent near 0 has an error of 2^-23 or so, whatever its size. The error of a score is
 # that times the soft cap. Up to this cap it is less than the rounding of a weight to fp16; a larger one needs more.
@@ -61,7 +61,6 @@ def reciprocal(x):
 def factor(scale, variant: gl.constexpr):
     """What the softmax multiplies scores by, in base 2: the scale, or the soft cap that they are parts of."""
     if variant.softcap is not None:
-        LOG2E: gl.constexpr = 1.4426950408889634
         return variant.softcap * LOG2E
     else:
         return scale
@@ -152,6 +151,11 @@ class Sums(Pieces):
     add: Callable
     end: Callable
 
+    @property
+    def in_lanes(self) -> bool:
+        """Whether lanes that share a row have sums of their own."""
+        return self.end is not summed
+
 
 @gluon.jit
 def sum_rows(weights):
@@ -192,7 +196,7 @@ def with_sink(row_sum, sink, row_max, variant: gl.constexpr):
     """
     if variant.sinks:
         weight = exp2(sink - row_max)
-        if len(row_sum.shape) == 2:
+        if variant.sums.in_lanes:
             own = gl.convert_layout(weight, gl.SliceLayout(1, row_sum.type.layout))
             return row_sum + 0.25 * own[:, None]
         else:

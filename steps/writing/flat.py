@@ -259,11 +259,14 @@ def _broken(line: str) -> str:
 
 def _hung(line: str) -> str:
     """A constant that is too long for a line, in several. None ends inside a list of numbers, or in a text."""
-    together = re.sub(r'"[^"]*"', lambda text: text[0].replace(" ", "\xa0"), line + SKIP.replace(" ", "\xa0"))
+    front, value = re.match(r"((?:[\w, ]+ = )+)(.*)", line).groups()
+    call, _, inner = (value if value.endswith(")") else f"({value})").partition("(")
+    together = re.sub(r'"[^"]*"', lambda text: text[0].replace(" ", "\xa0"), inner + SKIP.replace(" ", "\xa0"))
     together = re.sub(r", (?=[^][(]*])", ",\xa0", together)
+    together = f"{front}{call}(".replace(" ", "\xa0") + f" {together}"  # the first line may end with the bracket
     how = {"subsequent_indent": "    ", "break_long_words": False, "break_on_hyphens": False}
-    lines = textwrap.wrap(together, LINE_LENGTH, **how)
-    return "\n".join(lines).replace("\xa0", " ")
+    first, *more = textwrap.wrap(together, LINE_LENGTH, **how)
+    return "\n".join([first.replace("( ", "(", 1), *more]).replace("\xa0", " ")
 
 
 def _packed(text: str) -> str:
