@@ -8,11 +8,7 @@ keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTor
 
 Made from step 5 latency (Latency hints) of the FMHA tutorial by
 python -m steps.export latency --head-dim 128 --seq-len 4096 --dtype float16 --causal
-With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64
-  --dtype bfloat16: the same kernel and launch
-  --no-causal: other lines in fmha
-  --seq-len-kv 4001: in fmha `scores = ct.where(key_index < seq_len_kv, scores, -math.inf)`
+With --head-dim 64 it writes: HEAD_DIM 64.
 """
 
 import itertools
@@ -25,13 +21,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
-TILE_QUERY = 64
-HEAD_DIM = 128
-LEAST = -3.4028234663852886e38
-TILE_KEY = 128
-LATENCY_KEY = 2
-INVERSE_LN2 = 1.4426950408889634
-LATENCY_VALUE = 4
+TILE_QUERY, HEAD_DIM, LEAST, TILE_KEY, LATENCY_KEY = 64, 128, -3.4028234663852886e38, 128, 2
+INVERSE_LN2, LATENCY_VALUE = 1.4426950408889634, 4
 
 
 def softmax_exp2(scores, row_max, scale):
@@ -46,13 +37,9 @@ def softmax_exp2(scores, row_max, scale):
 def load_key_transposed(K, batch, head, j):
     """The j-th tile of keys, its axes swapped by the load itself: [head_dim, key]."""
     k = ct.load(
-        K,
-        (batch, head, 0, j),
-        (1, 1, HEAD_DIM, TILE_KEY),
-        order=(0, 1, 3, 2),
-        padding_mode=ct.PaddingMode.ZERO,
+        K, (batch, head, 0, j), (1, 1, HEAD_DIM, TILE_KEY), order=(0, 1, 3, 2), padding_mode=ct.PaddingMode.ZERO,
         latency=LATENCY_KEY,
-    )
+    )  # fmt: skip
     return ct.reshape(k, (HEAD_DIM, TILE_KEY))
 
 
@@ -91,12 +78,8 @@ def fmha(Q, K, V, Out, scale):
         accumulator = accumulator * correction
         # The j-th tile of values, with zeros past their end: the weights there are zero, but 0 * NaN is not.
         v = ct.load(
-            V,
-            (batch, head, j, 0),
-            (1, 1, TILE_KEY, HEAD_DIM),
-            padding_mode=ct.PaddingMode.ZERO,
-            latency=LATENCY_VALUE,
-        )
+            V, (batch, head, j, 0), (1, 1, TILE_KEY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO, latency=LATENCY_VALUE,
+        )  # fmt: skip
         v = ct.reshape(v, (TILE_KEY, HEAD_DIM))
         accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)
     # Normalize and store; rows past the end are dropped.
@@ -156,8 +139,7 @@ def main():
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
     theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
-    compared = [("o", ours(), theirs(), exact(q, k, v))]
-    for name, mine, its, wanted in compared:
+    for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
         judged = "right" if error <= limit else "WRONG"
@@ -165,9 +147,8 @@ def main():
         if judged == "WRONG":
             return 1
     mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
-    work = 549_755_813_888 / 1e9  # of the matrix products
-    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
-    print(f"latency: {told}; {its / mine:.2f} times as fast")
+    told = [f"{ms:.4f} ms, {549_755_813_888 / 1e9 / ms:.1f} TFLOPS" for ms in (mine, its)]  # of the matrix products
+    print(f"latency: {told[0]}; SDPA: {told[1]}; {its / mine:.2f} times as fast")
     return 0
 
 

@@ -8,11 +8,7 @@ keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTor
 
 Made from step 10 mask_loop (A loop for the mask) of the FMHA tutorial by
 python -m steps.export mask_loop --head-dim 128 --seq-len 4096 --dtype float16 --causal
-With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64; other lines in load_key_transposed, fmha; has no tiles_to_visit, product, absorb
-  --dtype bfloat16: the same kernel and launch
-  --no-causal: other lines in load_key_transposed, fmha, deal; has no tiles_to_visit, product, absorb
-  --seq-len-kv 4001: in fmha `scores = ct.where(key_index < seq_len_kv, scores, -math.inf)`
+With --head-dim 64 it writes: HEAD_DIM 64; other lines in load_key_transposed, tiles_to_visit, product, absorb, fmha.
 """
 
 import heapq
@@ -26,14 +22,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
-TILE_QUERY = 128
-TILE_KEY = 128
-MASK_LOOP_LATENCY_KEY = 4
-MASK_LOOP_LATENCY_VALUE = 8
-NARROW_KEY = 64
-HEAD_DIM = 128
-LEAST = -3.4028234663852886e38
-INVERSE_LN2 = 1.4426950408889634
+TILE_QUERY, TILE_KEY, MASK_LOOP_LATENCY_KEY, MASK_LOOP_LATENCY_VALUE, NARROW_KEY = 128, 128, 4, 8, 64
+HEAD_DIM, LEAST, INVERSE_LN2 = 128, -3.4028234663852886e38, 1.4426950408889634
 
 
 def softmax_exp2(scores, row_max, scale):
@@ -48,13 +38,9 @@ def softmax_exp2(scores, row_max, scale):
 def load_key_transposed(K, batch, head, j, tile_key, latency):
     """The j-th tile of keys, its axes swapped by the load itself: [head_dim, key]."""
     k = ct.load(
-        K,
-        (batch, head, 0, j),
-        (1, 1, HEAD_DIM, tile_key),
-        order=(0, 1, 3, 2),
-        padding_mode=ct.PaddingMode.ZERO,
+        K, (batch, head, 0, j), (1, 1, HEAD_DIM, tile_key), order=(0, 1, 3, 2), padding_mode=ct.PaddingMode.ZERO,
         latency=latency,
-    )
+    )  # fmt: skip
     return ct.reshape(k, (HEAD_DIM, tile_key))
 
 
@@ -86,12 +72,8 @@ def absorb(scores, V, batch, kv_head, j, tile_key, latency_value, row_max, row_s
     accumulator = accumulator * correction
     # The j-th tile of values, with zeros past their end: the weights there are zero, but 0 * NaN is not.
     v = ct.load(
-        V,
-        (batch, kv_head, j, 0),
-        (1, 1, tile_key, HEAD_DIM),
-        padding_mode=ct.PaddingMode.ZERO,
-        latency=latency_value,
-    )
+        V, (batch, kv_head, j, 0), (1, 1, tile_key, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO, latency=latency_value,
+    )  # fmt: skip
     v = ct.reshape(v, (tile_key, HEAD_DIM))
     accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)
     return row_max, row_sum, accumulator
@@ -168,11 +150,9 @@ def deal_in_sections(lengths, firsts, lines, blocks):
 
 @lru_cache(maxsize=32)
 def deal(lines, seq_len_q, seq_len_kv, blocks, device):
-    """(order, starts), dealt in sections of heads, whose keys and values lie in the L2 cache together."""
-    rows = range(0, seq_len_q, TILE_QUERY)  # a tile's length is that of its keys, in tiles; 1: to begin and to end
-    lengths = [1 + -(-min(seq_len_kv, row + TILE_QUERY) // TILE_KEY) for row in rows]
-    keys_and_values = 2 * 2 * seq_len_kv * HEAD_DIM  # bytes
-    section = max(1, min(lines, int(8 * 2**20 / keys_and_values)))  # heads
+    """(order, starts), in sections of heads whose keys and values fit in L2. lengths: tiles of keys, and 1 to begin."""
+    lengths = [1 + -(-min(seq_len_kv, row + TILE_QUERY) // TILE_KEY) for row in range(0, seq_len_q, TILE_QUERY)]
+    section = max(1, min(lines, int(8 * 2**20 / (2 * 2 * seq_len_kv * HEAD_DIM))))  # heads
     firsts = [*range(0, lines, section)]  # heads that sections begin with
     _, dealt = deal_in_sections(lengths, firsts, lines, blocks)
     starts = [0, *itertools.accumulate(map(len, dealt))]
@@ -219,8 +199,7 @@ def main():
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
     theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
-    compared = [("o", ours(), theirs(), exact(q, k, v))]
-    for name, mine, its, wanted in compared:
+    for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
         judged = "right" if error <= limit else "WRONG"
@@ -228,9 +207,8 @@ def main():
         if judged == "WRONG":
             return 1
     mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
-    work = 549_755_813_888 / 1e9  # of the matrix products
-    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
-    print(f"mask_loop: {told}; {its / mine:.2f} times as fast")
+    told = [f"{ms:.4f} ms, {549_755_813_888 / 1e9 / ms:.1f} TFLOPS" for ms in (mine, its)]  # of the matrix products
+    print(f"mask_loop: {told[0]}; SDPA: {told[1]}; {its / mine:.2f} times as fast")
     return 0
 
 

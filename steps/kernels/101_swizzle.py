@@ -8,11 +8,7 @@ keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTor
 
 Made from step 101 swizzle (Swizzled SMEM) of the FMHA tutorial by
 python -m steps.export swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
-With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: D 64; other lines in copy_panels, fmha
-  --dtype bfloat16: the same kernel and launch
-  --no-causal: other lines in tiles_to_visit, fmha; has no hide
-  --seq-len-kv 4001: other lines in hide, copy_rows, copy_panels, fmha
+With --head-dim 64 it writes: D 64; other lines in copy_panels, fmha.
 """
 
 import itertools
@@ -28,13 +24,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.testing import do_bench
 
-HEAD_DIM = gl.constexpr(128)
-COLUMNS = gl.constexpr(64)
-TILE_QUERY = gl.constexpr(64)
-STAGES = gl.constexpr(1)
-TILE_KEY = gl.constexpr(64)
+HEAD_DIM, COLUMNS, TILE_QUERY, STAGES, TILE_KEY = map(gl.constexpr, (128, 64, 64, 1, 64))
 LEAST = gl.constexpr(-3.4028234663852886e38)
-ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, 4], instr_shape=[16, 8]))
+ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8]))
 SHARED = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[1, 0]))
 COPY = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 RIGHT = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=ACCUMULATOR, k_width=2))
@@ -89,8 +81,7 @@ def copy_rows(shared, pointer, stride, first, limit, guard: gl.constexpr):
 def copy_panels(panels, stage, pointer, stride, tile_index, limit):
     """Begin to copy the tile_index-th tile of keys or values, panel by panel, into a stage of its ring."""
     for c in gl.static_range(HEAD_DIM // COLUMNS):
-        first = tile_index * TILE_KEY
-        copy_rows(panels[c].index(stage), pointer + c * COLUMNS, stride, first, limit, False)
+        copy_rows(panels[c].index(stage), pointer + c * COLUMNS, stride, tile_index * TILE_KEY, limit, False)
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
@@ -237,8 +228,7 @@ def main():
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
     theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
-    compared = [("o", ours(), theirs(), exact(q, k, v))]
-    for name, mine, its, wanted in compared:
+    for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
         judged = "right" if error <= limit else "WRONG"
@@ -246,9 +236,8 @@ def main():
         if judged == "WRONG":
             return 1
     mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
-    work = 549_755_813_888 / 1e9  # of the matrix products
-    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
-    print(f"swizzle: {told}; {its / mine:.2f} times as fast")
+    told = [f"{ms:.4f} ms, {549_755_813_888 / 1e9 / ms:.1f} TFLOPS" for ms in (mine, its)]  # of the matrix products
+    print(f"swizzle: {told[0]}; SDPA: {told[1]}; {its / mine:.2f} times as fast")
     return 0
 
 

@@ -4,9 +4,9 @@
 
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
-keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9. Not included: the
-tutorial's step also has its PTX rewritten, by a hook in Triton: descriptors of wgmma are made where they are used, and
-barriers between warps that nothing needs may go.
+keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9. Not included: a hook
+in Triton by which the tutorial rewrites PTX (descriptors of wgmma are made where they are used, fewer barriers between
+warps).
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
 barrier      slots  arrivals  who arrives           who waits, and the parity of the first wait
@@ -20,13 +20,7 @@ Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 80; tog
 
 Made from step 202 intra_warpgroup_overlap (Intra-warpgroup overlap) of the FMHA tutorial by
 python -m steps.export intra_warpgroup_overlap --head-dim 128 --seq-len 4096 --dtype float16 --causal
-With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64; VALUE_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
-    instr_shape=[16, 64, 16]); WEIGHTS gl.DotOperandLayout(operand_index=0, parent=OUTPUT, k_width=2)
-  --dtype bfloat16: the same kernel and launch
-  --no-causal: other lines in consume, produce; has no tiles_to_visit
-  --seq-len-kv 4001: in consume `first_scores = gl.where((key_3 < query_tile.seq_len_kv)[None, :], first_scores,
-    float('-inf'))` and `scores = gl.where((key_4 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
+With --head-dim 64 it writes: HEAD_DIM 64; VALUE_DIM 64; other layouts OUTPUT, WEIGHTS.
 """
 
 import itertools
@@ -45,18 +39,10 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.testing import do_bench
 
-QUERY_STAGES = gl.constexpr(1)
-WARPGROUPS = gl.constexpr(2)
-ROWS = gl.constexpr(64)
-HEAD_DIM = gl.constexpr(128)
-STAGES = gl.constexpr(2)
-TILE_KEY = gl.constexpr(128)
-VALUE_DIM = gl.constexpr(128)
-TILE_QUERY = gl.constexpr(128)
-LEAST = gl.constexpr(-3.4028234663852886e38)
+QUERY_STAGES, WARPGROUPS, ROWS, HEAD_DIM, STAGES = map(gl.constexpr, (1, 2, 64, 128, 2))
+TILE_KEY, VALUE_DIM, TILE_QUERY, LEAST = map(gl.constexpr, (128, 128, 128, -3.4028234663852886e38))
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
-ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
-OUTPUT = ACCUMULATOR
+ACCUMULATOR = OUTPUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2))
 
 # Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box.
@@ -65,7 +51,7 @@ Arrays = namedtuple("Arrays", "query key value output")
 Work = namedtuple("Work", "heads tiles_a_head seq_len_kv")
 # Tiles in shared memory. query, output: a slot a warpgroup, or one for both; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
-# mbarriers of a slot: full when TMA has filled it; empty, if any, when all warpgroups have read it.
+# mbarriers of a slot. full: TMA has filled it. empty, if any: all warpgroups have read it.
 Barriers = namedtuple("Barriers", "query_full query_empty key_full key_empty value_full value_empty")
 # A tile of queries. row: of its first query. seq_len_kv: how many keys there are.
 QueryTile = namedtuple("QueryTile", "row seq_len_kv")
@@ -111,8 +97,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         head, batch, i = head % work.heads, head // work.heads, n % work.tiles_a_head
         query_tile = QueryTile(i * TILE_QUERY, work.seq_len_kv)
         # A warpgroup's queries [query, head_dim] of tile ``query_iteration`` of the queries.
-        index = query_iteration % QUERY_STAGES * WARPGROUPS + warpgroup
-        query = tiles.query.index(index).reshape([ROWS, HEAD_DIM])
+        query = tiles.query.index(query_iteration % QUERY_STAGES * WARPGROUPS + warpgroup).reshape([ROWS, HEAD_DIM])
         mbarrier.wait(barriers.query_full.index(query_iteration % QUERY_STAGES), query_iteration // QUERY_STAGES & 1)
         mbarrier.wait(barriers.key_full.index(iteration % STAGES), iteration // STAGES & 1)
         none_2 = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
@@ -146,13 +131,11 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
             none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
             key = tiles.key.index((iteration + 1) % STAGES).reshape([TILE_KEY, HEAD_DIM])
             scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
-            # Wait until TMA has filled the slot of this tile of a ring.
             mbarrier.wait(barriers.value_full.index(iteration % STAGES), iteration // STAGES & 1)
             # Begin to add the PV product to the output; V lies in shared memory.
             value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, VALUE_DIM])
             accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
             scores = warpgroup_mma_wait(1, deps=[scores])
-            # This warpgroup has read this tile of a ring.
             mbarrier.arrive(barriers.key_empty.index((iteration + 1) % STAGES), count=1)
             # --- online softmax, while the output is computed ---
             if j >= whole:
@@ -182,7 +165,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         iteration += 1
         # Normalise and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory.
         o = (accumulator * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]).to(output.dtype)
-        # Hand the output to TMA, which drops rows past the end.
+        # Hand columns of the output [query, column] to TMA, by way of their buffer in shared memory once that is free.
         tma.store_wait(0)
         output.reshape(o.shape).store(o)
         fence_async_shared()
@@ -208,8 +191,7 @@ def produce(arrays, tiles, barriers, work):
         head, batch, i = head % work.heads, head // work.heads, n % work.tiles_a_head
         row = i * TILE_QUERY
         _, end = tiles_to_visit(row, work.seq_len_kv)
-        empty = barriers.query_empty.index(query_iteration % QUERY_STAGES)
-        mbarrier.wait(empty, query_iteration & 1 ^ 1)
+        mbarrier.wait(barriers.query_empty.index(query_iteration % QUERY_STAGES), query_iteration & 1 ^ 1)
         # Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there.
         query_stage = query_iteration % QUERY_STAGES
         full = barriers.query_full.index(query_stage)
@@ -251,7 +233,6 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     value_full, value_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
     barriers = Barriers(query_full, query_empty, key_full, key_empty, value_full, value_empty)
     work = Work(heads, tiles_a_head, seq_len_kv)
-    # All that use barriers see them.
     fence_async_shared()
     # --- who does what; the first warpgroup's warps are those that the block began with ---
     gl.warp_specialize([
@@ -276,7 +257,7 @@ def check(q, k, v):
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
         fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
-        expect(name, "strides in steps of 16 bytes, as TMA reads, and a last one of 1", x.stride(), fits)
+        expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
@@ -290,11 +271,11 @@ def attention(q, k, v, scale=None):
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = tiles * lines
-    order = starts = torch.empty(1, dtype=torch.int32, device=q.device)  # nobody reads them
+    lists = 2 * (torch.empty(1, dtype=torch.int32, device=q.device),)  # nobody reads them
     queries, output = (TensorDescriptor.from_tensor(x, [1, 1, 64, D], SHARED.value) for x in (q, o))
     keys, values = (TensorDescriptor.from_tensor(x, [1, 1, TILE_K, D], SHARED.value) for x in (k, v))
     numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
-    arguments = (queries, keys, values, output, order, starts, *numbers)
+    arguments = (queries, keys, values, output, *lists, *numbers)
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
         triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
         fmha[(blocks, 1, 1)](*arguments, num_warps=4, enable_fp_fusion=True)
@@ -320,8 +301,7 @@ def main():
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
     theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
-    compared = [("o", ours(), theirs(), exact(q, k, v))]
-    for name, mine, its, wanted in compared:
+    for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
         judged = "right" if error <= limit else "WRONG"
@@ -329,9 +309,8 @@ def main():
         if judged == "WRONG":
             return 1
     mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
-    work = 549_755_813_888 / 1e9  # of the matrix products
-    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
-    print(f"intra_warpgroup_overlap: {told}; {its / mine:.2f} times as fast")
+    told = [f"{ms:.4f} ms, {549_755_813_888 / 1e9 / ms:.1f} TFLOPS" for ms in (mine, its)]  # of the matrix products
+    print(f"intra_warpgroup_overlap: {told[0]}; SDPA: {told[1]}; {its / mine:.2f} times as fast")
     return 0
 
 

@@ -8,13 +8,8 @@ keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTor
 
 Made from step 405 two_blocks (Autotuned: two blocks per SM) of the FMHA tutorial by
 python -m steps.export two_blocks --head-dim 128 --seq-len 4096 --dtype float16 --causal
-With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64; other lines in load_numbers, prepare, iteration_of_keys, iteration_of_queries,
-    fmha_backward_queries; in gradients `queries = (-(-q.shape[2] // 64), q.shape[1], q.shape[0])`
-  --dtype bfloat16: the same kernel and launch
-  --no-causal: other lines in iteration_of_keys, fmha_backward, iteration_of_queries, fmha_backward_queries
-  --seq-len-kv 4001: in fmha_backward `cut = tiles if (j + 1) * TILE_KEY > K.shape[2] else cut`; in
-    fmha_backward_queries `cut = min(cut, seq_len_kv // TILE_KEY)`
+With --head-dim 64 it writes: HEAD_DIM 64; other layouts OF_QUERIES; other lines in load_numbers, prepare,
+iteration_of_keys, iteration_of_queries, fmha_backward_queries, gradients.
 """
 
 import itertools
@@ -27,11 +22,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
-TILE_QUERY = 64
-INVERSE_LN2 = 1.4426950408889634
-GROUP_SIZE = 1
-TILE_QUERY_2 = 128
-HEAD_DIM = 128
+TILE_QUERY, INVERSE_LN2, GROUP_SIZE, TILE_QUERY_2, HEAD_DIM = 64, 1.4426950408889634, 1, 128, 128
 TILE_KEY = 64
 
 
@@ -59,8 +50,7 @@ def back_through_softmax(left, right, d_left, d_right, lse, row_sum, visible, ma
     if masked:
         weights = ct.where(visible, weights, 0.0)
     d_weights = ct.mma(d_left, ct.permute(d_right, (1, 0)), none)
-    d_scores = weights * (d_weights - row_sum)
-    return ct.astype(weights, dtype), ct.astype(d_scores, dtype)
+    return ct.astype(weights, dtype), ct.astype(weights * (d_weights - row_sum), dtype)
 
 
 def prepare(Out, DO, LSE, RowSum, Prepared):
@@ -99,8 +89,8 @@ def iteration_of_keys(Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_valu
 
 
 def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale):
-    # dK and dV of one tile of keys, from all queries that see them; with atomics also these keys' part of dQ.
     j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+    # dK and dV of one tile of keys, from all queries that see them; with atomics also these keys' part of dQ.
     k = load_rows(K, batch, kv_head, j, TILE_KEY)
     v = load_rows(V, batch, kv_head, j, TILE_KEY)
     d_key = ct.zeros((TILE_KEY, HEAD_DIM), ct.float32)
@@ -137,7 +127,8 @@ def iteration_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_quer
 
 def fmha_backward_queries(Q, K, V, DO, LSE, RowSum, DQ, scale):
     i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
-    i = ct.num_blocks(0) - 1 - i  # under a causal mask later queries see more keys
+    i = ct.num_blocks(0) - 1 - i
+    # dQ of one tile of queries, from all keys that they see.
     seq_len_kv = K.shape[2]
     q = load_rows(Q, batch, head, i, TILE_QUERY_2)
     do = load_rows(DO, batch, head, i, TILE_QUERY_2)
@@ -223,8 +214,7 @@ def main():
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     graph = scaled_dot_product_attention(*leaves, is_causal=True)
     theirs = partial(torch.autograd.grad, graph, leaves, do, retain_graph=True)
-    compared = zip(("dq", "dk", "dv"), ours(), theirs(), right)
-    for name, mine, its, wanted in compared:
+    for name, mine, its, wanted in zip(("dq", "dk", "dv"), ours(), theirs(), right):
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
         judged = "right" if error <= limit else "WRONG"
@@ -232,9 +222,8 @@ def main():
         if judged == "WRONG":
             return 1
     mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
-    work = 1_374_389_534_720 / 1e9  # of the matrix products
-    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
-    print(f"two_blocks: {told}; {its / mine:.2f} times as fast")
+    told = [f"{ms:.4f} ms, {1_374_389_534_720 / 1e9 / ms:.1f} TFLOPS" for ms in (mine, its)]  # of the matrix products
+    print(f"two_blocks: {told[0]}; SDPA: {told[1]}; {its / mine:.2f} times as fast")
     return 0
 
 

@@ -4,14 +4,12 @@
 
 Compiled in: head_dim 64, float16, no mask. Batch, heads and lengths may be others, as far as the checks say; the launch
 is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Blocks add to dQ in any
-order, so its last bits vary. There is no autograd. It needs PyTorch and Triton 3.9. Not included: the tutorial's step
-also has its PTX rewritten, by a hook in Triton: descriptors of wgmma are made where they are used, and barriers between
-warps that nothing needs may go.
+order, so its last bits vary. There is no autograd. It needs PyTorch and Triton 3.9. Not included: a hook in Triton by
+which the tutorial rewrites PTX (descriptors of wgmma are made where they are used, fewer barriers between warps).
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there. Counts are numbers in global
-memory: who waits for one polls it until all have added to it (release, acquire). That ends because blocks begin in the
-order of their numbers. The kernel before is awaited by griddepcontrol.wait, and launch_dependents lets the next one
-begin.
+memory, which are polled until all have added to them (release, acquire). That ends, as blocks begin in the order of
+their numbers. gdc_wait awaits the kernel before, and gdc_launch_dependents lets the next one begin.
 barrier         slots  arrivals  who arrives           who waits, and the parity of the first wait
 d_output_empty  2      2         consume 0, consume 1  consume 0: 1, consume 1: 1, produce 2: 1
 d_output_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
@@ -20,25 +18,17 @@ done            2      2         consume 0, consume 1  consume 0: 0, consume 1: 
 keys_full       1      1         produce 2, TMA        consume 0: 0, consume 1: 0
 query_empty     2      2         consume 0, consume 1  produce 2: 1
 query_full      2      1         produce 2, TMA        consume 0: 0, consume 1: 0
-counts                           consume 0, consume 1  scale_behind 4
-counts                           prepare_ahead 3       produce 2
-kernel before                                          prepare_ahead 3, produce 2, scale_behind 4
+counts                           consume 0, consume 1  spare 4
+counts                           spare 3               produce 2
+kernel before                                          produce 2, spare 3, spare 4
 next kernel                      produce 2
 Bytes of shared memory: key 16,384, value 16,384, query 32,768, lse 1,024, d_output 32,768, row_sum 1,024, d_scores
 65,536, d_query 32,768, barriers 104; together 198,760.
 
 Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutorial by
 python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
-With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 128: TILE_QUERY 64; HEAD_DIM 128; ROWS_PREPARED 8; ROWS_SCALED 4; ADDED_UP 128; other layouts ROWS_LAYOUT,
-    SUMS, ROWS_OF_TWO, ROWS_OF_ONE, SCORES; other lines in issue_own_d_query, consume; in gradients `rates =
-    tuple((pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (8, 4)))`; also has add_by_tma, number_of; has no
-    store_for_tma, let_tma_add
-  --dtype bfloat16: in consume `weights = in_bfloat16(rounded)`; also has in_bfloat16
-  --causal: AHEAD 264; SECTION 264; other lines in consume, produce, own_share, fmha_backward, pieces_an_iteration; in
-    gradients `cleared = min(lines, max(2, 264 // blocks))`; also has add_by_tma, iterations_before; has no
-    store_for_tma, let_tma_add
-  --seq-len-kv 4001: other lines in consume, fmha_backward; also has add_by_tma; has no store_for_tma, let_tma_add
+With --head-dim 128 it writes: HEAD_DIM 128; TILE_QUERY 64; ROWS_SCALED 4; ROWS_PREPARED 8; ADDED_UP 128; other layouts
+SUMS, SCORES; other lines in let_tma_add, issue_own_d_query, consume, gradients, number_of.
 """
 
 import itertools
@@ -55,111 +45,94 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.testing import do_bench
 
-TILE_QUERY = gl.constexpr(128)
-HEAD_DIM = gl.constexpr(64)
-STAGES = gl.constexpr(2)
-TILE_KEY = gl.constexpr(128)
-QUERY_ROWS = gl.constexpr(64)
-QUERY_COLUMNS = gl.constexpr(64)
-WARPGROUPS = gl.constexpr(2)
-WRITERS = gl.constexpr(2)
-KEYS = gl.constexpr(64)
-ROWS_PREPARED = gl.constexpr(16)
-ROWS_SCALED = gl.constexpr(8)
-AWAIT = gl.constexpr(
-    "{ .reg .pred wrong; .reg .b32 seen; again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 wrong, seen, $2"
-    "; @wrong bra again; fence.proxy.async.global; mov.b32 $0, seen; }"
-)
-AHEAD = gl.constexpr(144)
-KEPT = gl.constexpr(64)
-ROWS_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-LINE = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
+SMALL_ROWS, HEAD_DIM, TILE_KEY, STAGES, TILE_QUERY = map(gl.constexpr, (32, 64, 128, 2, 128))
+WARPGROUPS, QUERY_ROWS, QUERY_COLUMNS, WRITERS, KEY_TILES = map(gl.constexpr, (2, 64, 64, 2, 1))
+KEYS, ROWS_SCALED, ROWS_PREPARED, AHEAD, KEPT = map(gl.constexpr, (64, 8, 16, 144, 64))
+AWAIT = gl.constexpr("{ .reg .pred wrong; .reg .b32 seen; again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 "
+    "wrong, seen, $2; @wrong bra again; fence.proxy.async.global; mov.b32 $0, seen; }")  # fmt: skip
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
 SHARED_NUMBERS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32))
 SHARED_SCORES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16))
 SHARED_SUMS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4))
-SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
-QUERY_SUMS = SUMS
-ROWS_OF_TWO = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [2, 1], [1, 0]))
-LINE_OF_TWO = gl.constexpr(gl.BlockedLayout([4], [32], [2], [0]))
-ROWS_OF_ONE = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [1, 1], [1, 0]))
-SCORES = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
-SHARED_FOURS = gl.constexpr(
-    gl.SharedLinearLayout(offset_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 20], [2, 8], [4, 16], [8, 0],
-    [16, 0], [32, 0], [0, 32]]),
-)  # fmt: skip
-QUERY_FOURS = gl.constexpr(
-    gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [8, 0], [0, 16], [0, 32]], lane_bases=[[0, 4], [0, 8], [1, 0],
-    [2, 0], [4, 0]], warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[64, 64]),
-)  # fmt: skip
+SUMS = QUERY_SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
+SHARED_FOURS = gl.constexpr(gl.SharedLinearLayout(offset_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 20],
+    [2, 8], [4, 16], [8, 0], [16, 0], [32, 0], [0, 32]]))  # fmt: skip
+QUERY_FOURS = gl.constexpr(gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [8, 0], [0, 16], [0, 32]],
+    lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], warp_bases=[[16, 0], [32, 0]], block_bases=[],
+    shape=[64, 64]))  # fmt: skip
 FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2))
 KEY_FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SCORES, k_width=2))
 
 # Arrays in global memory, as TMA knows them. numbers: log-sum-exps in base 2 [head, query], and D below them. sums: dQ
-# in float32, rows padded to whole tiles: a pointer, or for TMA to add to, and to clear. d_key, d_value: where query
-# heads have blocks of their own, pointers to the like for dK and dV.
+# in float32, in whole tiles. d_key, d_value: the like, where query heads have blocks of their own.
 Arrays = namedtuple("Arrays", "query key value d_output numbers sums d_key d_value")
-# What blocks read and write beside tiles, as pointers, with the strides of o, dO, the log-sum-exp and dQ. counts: what
-# blocks count for each other: who has added to a tile of dQ, or how far a head is. rates: pieces of rows to prepare and
-# to scale in an iteration, times 2^16.
-Aside = namedtuple("Aside", "counts output d_output lse numbers sums d_query strides rates seq_len_q padded")
+# Pointers, and strides of o, dO, the log-sum-exp and dQ. counts: how far a head is, or who has added to a tile. rates:
+# pieces of rows to prepare, and to scale, in an iteration, times 2^16.
+Aside = namedtuple("Aside", "counts output d_output lse numbers sums d_query strides rates length padded heads batches")
 # Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two slots.
-# d_query: every warpgroup's dQ of one tile, where TMA adds it.
+# d_query: every warpgroup's dQ of one tile, where TMA adds or stores it.
 Tiles = namedtuple("Tiles", "key value query lse d_output row_sum d_scores d_query")
-# mbarriers. full: TMA has filled a slot. empty: all warpgroups have read it. d_scores_full: between warpgroups, when
-# all that write dS have. done: when all warpgroups have read K and V for the last time, and when all have written dK
-# and dV.
+# mbarriers. full: TMA has filled a slot, or dS is there. empty: all warpgroups have read it. done: when all warpgroups
+# have read K and V for the last time, and when all have written dK and dV.
 Barriers = namedtuple("Barriers", "keys_full query_full query_empty d_output_full d_output_empty d_scores_full done")
-# What a block computes: its tile of keys, and an iteration for each tile of queries, those of a head together. head:
-# the kv head; where query heads have blocks of their own, the query head. a_head: tiles from there.
+# What a block computes: a tile of keys. head: of keys, or of queries with blocks of their own. a_head: tiles from
+# there.
 Work = namedtuple("Work", "key_row head kv_head batch heads batches a_head")
 
 
 @gluon.jit
-def fours_together(x):
-    """A tile with other columns side by side: of 16, a lane has two, and two that lie 8 further. No number moves."""
-    ROWS: gl.constexpr = x.shape[0]
-    COLUMNS: gl.constexpr = x.shape[1]
-    x = x.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS])
-    return gl.convert_layout(x, QUERY_FOURS, assert_trivial=True)
-
-
-@gluon.jit
 def store_for_tma(d_query, tiles, warpgroup: gl.constexpr):
-    """Store a warpgroup's dQ where TMA reads it. A fence must follow."""
+    """Store a warpgroup's dQ where TMA reads it, and has read the last. A fence must follow."""
+    tma.store_wait(0)
     slot = tiles.d_query.index(warpgroup)
-    slot.reinterpret(gl.float32, [QUERY_ROWS, QUERY_COLUMNS], SHARED_FOURS).store(fours_together(d_query))
+    # A tile with other columns side by side: of 16, a lane has two, and two that lie 8 further. No number moves.
+    d_query = d_query.reshape([d_query.shape[0], d_query.shape[1] // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
+    d_query = d_query.reshape([d_query.shape[0], 16 * d_query.shape[1]])
+    d_query = gl.convert_layout(d_query, QUERY_FOURS, assert_trivial=True)
+    slot.reinterpret(gl.float32, [QUERY_ROWS, QUERY_COLUMNS], SHARED_FOURS).store(d_query)
 
 
 @gluon.jit
 def let_tma_add(arrays, tiles, iteration, work, warpgroup: gl.constexpr):
     """Ask TMA to add a warpgroup's dQ of an iteration, which the warpgroup has stored."""
     fence_async_shared()
-    first_row = iteration * TILE_QUERY + warpgroup * QUERY_ROWS
-    corner = [work.batch, work.head, first_row, 0]
+    corner = [work.batch, work.head, (iteration * TILE_QUERY) + warpgroup * QUERY_ROWS, 0]
     tma.async_atomic_add(arrays.sums, corner, tiles.d_query.index(warpgroup))
 
 
 @gluon.jit
-def await_kernels_before():
-    """Wait until all kernels before this one have ended, as this one may begin early."""
-    gl.inline_asm_elementwise("griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def let_next_begin():
-    """Let the next kernel begin, as soon as blocks of it find room."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def own_line(work):
-    """The number of a block's head, among those of all batches."""
-    return work.batch * gl.num_programs(1) + work.head
+def produce(arrays, tiles, barriers, work, aside):
+    """The producer: fetches the block's keys and values, and then tiles of queries, each when its slot is empty."""
+    keys_full, row = barriers.keys_full.index(0), work.key_row
+    mbarrier.expect(keys_full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
+    tma.async_load(arrays.key, [work.batch, work.kv_head, row, 0], keys_full, tiles.key)
+    tma.async_load(arrays.value, [work.batch, work.kv_head, row, 0], keys_full, tiles.value)
+    gdc_launch_dependents()
+    gdc_wait()  # now: no kernel of this call has written keys or values
+    # Wait until so many pieces are there of what spare warps make for this block's head.
+    pieces = aside.padded // ROWS_PREPARED
+    own = work.batch * gl.num_programs(1) + work.head
+    if own >= gl.maximum(2, AHEAD // gl.num_programs(0)):  # what those before need a kernel has made
+        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [aside.counts + own, pieces], dtype=gl.int32, is_pure=False, pack=1)
+    for iteration in range(work.a_head):
+        row, line = iteration * TILE_QUERY, work.batch * work.heads + work.head
+        slot, used = iteration % STAGES, iteration // STAGES & 1 ^ 1
+        mbarrier.wait(barriers.query_empty.index(slot), used)
+        # Ask TMA for a tile of queries of Q or dO, and for its log-sum-exps or row sums, to fill the n-th slot.
+        full, tile, rest = barriers.query_full.index(slot), tiles.query.index(slot), tiles.lse.index(slot)
+        mbarrier.expect(full, arrays.query.nbytes_per_cta + arrays.numbers.nbytes_per_cta)
+        tma.async_load(arrays.query, [work.batch, work.head, row, 0], full, tile)
+        tma.async_load(arrays.numbers, [line, row], full, rest)
+        mbarrier.wait(barriers.d_output_empty.index(slot), used)
+        line_2 = work.batches * work.heads + line
+        full, tile, rest = barriers.d_output_full.index(slot), tiles.d_output.index(slot), tiles.row_sum.index(slot)
+        mbarrier.expect(full, arrays.d_output.nbytes_per_cta + arrays.numbers.nbytes_per_cta)
+        tma.async_load(arrays.d_output, [work.batch, work.head, row, 0], full, tile)
+        tma.async_load(arrays.numbers, [line_2, row], full, rest)
 
 
 @gluon.jit
@@ -174,82 +147,77 @@ def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr):
 
 
 @gluon.jit
-def prepare_rows(
-    Out, DO, LSE, Numbers, strides, first_row, head, batch, heads, batches, seq_len_q, padded, rows: gl.constexpr,
-    layout: gl.constexpr,
-):  # fmt: skip
-    """For a few rows of a head: the log-sum-exp in base 2 and D, the sum of dO O over head_dim."""
-    o_strides, do_strides, lse_strides = strides[0], strides[1], strides[2]
-    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, layout))
-    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
-    there = row < seq_len_q
-    far = gl.minimum(row, seq_len_q - 1).to(gl.int64)  # all may be asked for, and nobody waits to know which are there
-    line = batch.to(gl.int64) * heads + head
-    NONE: gl.constexpr = float("-inf")
-    lse_rows = LSE + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
+def prepare_rows(aside, first_row, line, clear, rows: gl.constexpr):
+    """A few rows of a head: the log-sum-exp in base 2; D, the sum of dO O over head_dim; zeros for dQ, if ``clear``."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [512 // HEAD_DIM, HEAD_DIM // 16], [gl.num_warps(), 1], [1, 0])
+    ZEROS: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    o_strides, do_strides, lse_strides = aside.strides[0], aside.strides[1], aside.strides[2]
+    head, batch = line % aside.heads, line // aside.heads
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
+    there = row < aside.length
+    far = gl.minimum(row, aside.length - 1).to(gl.int64)  # all may be asked for, at once
+    own = batch.to(gl.int64) * aside.heads + head
+    lse_rows = aside.lse + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
     lse = gl.load(lse_rows + far * lse_strides[2])
-    # --- D ---
-    o_rows = Out + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
-    do_rows = DO + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
-    o_places = o_rows + (far[:, None] * o_strides[2] + column[None, :])
-    do_places = do_rows + (far[:, None] * do_strides[2] + column[None, :])
-    o, do = gl.load(o_places), gl.load(do_places)
+    o_rows = aside.output + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
+    do_rows = aside.d_output + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
+    o_rows += far[:, None] * o_strides[2] + column[None, :]
+    do_rows += far[:, None] * do_strides[2] + column[None, :]
+    o, do = gl.load(o_rows), gl.load(do_rows)
     row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
-    gl.store(Numbers + (batches * heads + line) * padded + row, gl.where(there, row_sum, 0.0))
-    # --- log-sum-exp ---
+    gl.store(aside.numbers + (aside.batches * aside.heads + own) * aside.padded + row, gl.where(there, row_sum, 0.0))
     INVERSE_LN2: gl.constexpr = 1.4426950408889634
-    gl.store(Numbers + line * padded + row, gl.where(there & (lse > NONE), lse * INVERSE_LN2, float("inf")))
-
-
-@gluon.jit
-def clear_rows(Sums, first_row, line, padded, rows: gl.constexpr, layout: gl.constexpr):
-    """Zeros for dQ's sums of so many rows. layout: of the zeros, one after the other."""
-    ELEMENTS: gl.constexpr = rows * HEAD_DIM
-    offset = gl.arange(0, ELEMENTS, layout)
-    zeros = gl.full([ELEMENTS], 0.0, gl.float32, layout)
-    gl.store(Sums + (line.to(gl.int64) * padded + first_row) * HEAD_DIM + offset, zeros)
+    there &= lse > float("-inf")
+    gl.store(aside.numbers + own * aside.padded + row, gl.where(there, lse * INVERSE_LN2, float("inf")))
+    if clear:
+        offset = (line.to(gl.int64) * aside.padded + first_row) * HEAD_DIM + gl.arange(0, rows * HEAD_DIM, ZEROS)
+        gl.store(aside.sums + offset, gl.full([rows * HEAD_DIM], 0.0, gl.float32, ZEROS))
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "clearing"])
 def prepare(Out, DO, LSE, Numbers, Sums, strides, seq_len_q, padded, heads, batches, counts, clearing, Counts):
     """All that is made ready for a tile of queries; and zeros, shared out among the tiles."""
-    let_next_begin()
+    gdc_wait()
+    gdc_launch_dependents()  # now: the next kernel reads keys and values at once, which those before this one may write
     i = gl.program_id(0)
     line = gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
-    prepare_rows(
-        Out, DO, LSE, Numbers, strides, i * TILE_QUERY, line % heads, line // heads, heads, batches, seq_len_q, padded,
-        TILE_QUERY, ROWS_LAYOUT,
-    )  # fmt: skip
-    if line < clearing:
-        clear_rows(Sums, i * TILE_QUERY, line, padded, TILE_QUERY, LINE)
+    aside = Aside(Counts, Out, DO, LSE, Numbers, Sums, None, strides, None, seq_len_q, padded, heads, batches)
+    prepare_rows(aside, i * SMALL_ROWS, line, line < clearing, SMALL_ROWS)
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
     for n in range(line * gl.num_programs(0) + i, counts, programs):
         gl.store(Counts + n, 0)
 
 
+@gluon.jit
+def round_rows(aside, strides, scale, factor: gl.constexpr, first_row, line, rows: gl.constexpr):
+    """A few rows of dQ, or of dK or dV: what has been added up, times scale and factor, rounded."""
+    LANES: gl.constexpr = min(32, HEAD_DIM // 4)  # of a row
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [gl.num_warps(), 1], [1, 0])
+    head, batch = line % aside.heads, line // aside.heads
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
+    offset = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
+    offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
+    sums = gl.load(aside.sums + (batch.to(gl.int64) * aside.heads + head) * aside.padded * HEAD_DIM + offset)
+    column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
+    to = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
+    target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
+    target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
+    gl.store(to + target, (sums * scale * factor).to(to.dtype.element_ty), mask=(row < aside.length)[:, None])
+
+
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line"])
 def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line):
     """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on."""
-    await_kernels_before()
+    gdc_wait()
     i = gl.program_id(0)
-    n = gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
-    # Gradients of a tile of rows: what has been added up, times the scale, rounded.
-    line = first_line + n
-    line = line.to(gl.int64)
-    head, batch = line % heads, line // heads
-    row = i * TILE_QUERY + gl.arange(0, TILE_QUERY, gl.SliceLayout(1, ROWS_LAYOUT))
-    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_LAYOUT))
-    far = row.to(gl.int64)
-    # in odd rows halves of 128 bytes have changed places
-    offset = far[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
-    offset = gl.max_contiguous(gl.multiple_of(offset, [1, 8]), [1, 8])
-    sums = gl.load(Sums + line * padded * HEAD_DIM + offset)
-    sums = sums.reshape([TILE_QUERY, HEAD_DIM // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([TILE_QUERY, HEAD_DIM])
-    sums = gl.convert_layout(sums, ROWS_LAYOUT)
-    rows = DQ + batch * dq_strides[0] + head * dq_strides[1]
-    target = rows + (far[:, None] * dq_strides[2] + column[None, :])
-    there = (row < seq_len_q)[:, None]
-    gl.store(target, (sums * scale).to(DQ.dtype.element_ty), mask=there)
+    line = first_line + (
+        gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
+    )
+    # A tile of queries, or as many keys, in a small kernel: see ``round_rows``.
+    aside = Aside(None, None, None, None, None, Sums, DQ, None, None, seq_len_q, padded, heads, None)
+    round_rows(aside, dq_strides, scale, 1.0, i * SMALL_ROWS, line, SMALL_ROWS)
 
 
 @gluon.jit
@@ -268,7 +236,7 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
     d_value = gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, SUMS)
     mbarrier.wait(barriers.keys_full.index(0), 0)
     kept = keys.slice(0, KEPT, 1).load(KEY_FACTOR)
-    for iteration in range(work.a_head):
+    for iteration in range(0, work.a_head):
         query = tiles.query.index(iteration % STAGES).reshape([TILE_QUERY, HEAD_DIM])
         d_output = tiles.d_output.index(iteration % STAGES).reshape([TILE_QUERY, HEAD_DIM])
         # --- the weights again, and dV ---
@@ -276,10 +244,8 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         # Begin scores [key, query]: columns of K that are kept from registers, the others from shared memory.
         none = gl.full([KEYS, TILE_QUERY], 0.0, gl.float32, SCORES)
         scores = warpgroup_mma(kept, query.slice(0, KEPT, 1).permute((1, 0)), none, use_acc=False, is_async=True)
-        # Wait until TMA has filled the slot of this tile of a ring.
         mbarrier.wait(barriers.d_output_full.index(iteration % STAGES), iteration // STAGES & 1)
         # Begin a product [key, query]: scores from K and Q, or the weights' gradient from V and dO.
-        none = gl.full([KEYS, TILE_QUERY], 0.0, gl.float32, SCORES)
         d_weights = warpgroup_mma(values, d_output.permute((1, 0)), none, use_acc=False, is_async=True)
         # Ask TMA to add what was stored at the end of the iteration before.
         if iteration > 1:
@@ -311,11 +277,8 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         fence_async_shared()
         mbarrier.arrive(barriers.d_scores_full.index(iteration & 1), count=1)
         d_value, d_query = warpgroup_mma_wait(1, deps=[d_value, d_query])
-        # One word says both.
         mbarrier.arrive(barriers.d_output_empty.index(iteration % STAGES), count=1)
         if iteration > 0:
-            # Add a warpgroup's dQ [query, head_dim] of an iteration's tile of queries to the sums.
-            tma.store_wait(0)
             store_for_tma(d_query, tiles, warpgroup)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
         mbarrier.arrive(barriers.query_empty.index(iteration % STAGES), count=1)
@@ -325,10 +288,7 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
             let_tma_add(arrays, tiles, work.a_head - 2, work, warpgroup)
         mbarrier.wait(barriers.d_scores_full.index(work.a_head + 1 & 1), work.a_head - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_own_d_query(tiles, work.a_head + 1, warpgroup)])
-        # Store a warpgroup's dQ when TMA has read the last one. TMA adds it when the next scores are under way.
-        tma.store_wait(0)
         store_for_tma(d_query, tiles, warpgroup)
-        # Ask TMA to add dQ of the last iteration.
         let_tma_add(arrays, tiles, work.a_head - 1, work, warpgroup)
     # --- dK and dV ---
     LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
@@ -343,15 +303,13 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
     if warpgroup == 0:
         tma.async_store(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
         tma.async_store(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
-    TWO_BEHIND: gl.constexpr = warpgroup == 0
+    LEFT: gl.constexpr = 2 if warpgroup == 0 else 0  # dK and dV
     # Count this warpgroup of this block, when all that it has added to dQ is in global memory.
-    SO_FAR: gl.constexpr = (
-        "cp.async.bulk.wait_group 2; mov.b32 $0, 0;" if TWO_BEHIND else "cp.async.bulk.wait_group 0; mov.b32 $0, 0;"
-    )
-    gl.inline_asm_elementwise(SO_FAR, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    WRITTEN: gl.constexpr = f"cp.async.bulk.wait_group {LEFT}; mov.b32 $0, 0;"
+    gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     gl.barrier()  # one thread counts for all
     lines = gl.num_programs(1) * gl.num_programs(2)
-    gl.atomic_add(aside.counts + lines + own_line(work), 1, sem="release", scope="gpu")
+    gl.atomic_add(aside.counts + lines + (work.batch * gl.num_programs(1) + work.head), 1, sem="release", scope="gpu")
     tma.store_wait(0)
 
 
@@ -365,107 +323,33 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
 
 
 @gluon.jit
-def lines_ahead():
-    """The heads from a block's own to that whose rows it prepares, or clears."""
-    return gl.maximum(2, AHEAD // gl.num_programs(0))
-
-
-@gluon.jit
-def produce(arrays, tiles, barriers, work, aside):
-    """The producer: fetches the block's keys and values, and then tiles of queries, each when its slot is empty."""
-    full = barriers.keys_full.index(0)
-    mbarrier.expect(full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
-    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], full, tiles.key)
-    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], full, tiles.value)
-    let_next_begin()
-    await_kernels_before()  # now: no kernel of this call has written keys or values
-    # Wait until this block's head is prepared.
-    pieces = aside.padded // ROWS_PREPARED
-    own = own_line(work)
-    if own >= lines_ahead():  # what those before need a kernel has made
-        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [aside.counts + own, pieces], dtype=gl.int32, is_pure=False, pack=1)
-    for iteration in range(work.a_head):
-        line = work.batch * work.heads + work.head
-        stage = iteration % STAGES
-        used = iteration // STAGES & 1 ^ 1
-        mbarrier.wait(barriers.query_empty.index(stage), used)
-        full = barriers.query_full.index(stage)
-        # Ask TMA for the i-th tile of queries of Q or dO, and for its log-sum-exps or row sums.
-        slot = tiles.query.index(stage)
-        number_slot = tiles.lse.index(stage)
-        mbarrier.expect(full, arrays.query.nbytes_per_cta + arrays.numbers.nbytes_per_cta)
-        tma.async_load(arrays.query, [work.batch, work.head, iteration * TILE_QUERY, 0], full, slot)
-        tma.async_load(arrays.numbers, [line, iteration * TILE_QUERY], full, number_slot)
-        mbarrier.wait(barriers.d_output_empty.index(stage), used)
-        full = barriers.d_output_full.index(stage)
-        slot = tiles.d_output.index(stage)
-        number_slot = tiles.row_sum.index(stage)
-        line_2 = work.batches * work.heads + line
-        mbarrier.expect(full, arrays.d_output.nbytes_per_cta + arrays.numbers.nbytes_per_cta)
-        tma.async_load(arrays.d_output, [work.batch, work.head, iteration * TILE_QUERY, 0], full, slot)
-        tma.async_load(arrays.numbers, [line_2, iteration * TILE_QUERY], full, number_slot)
-
-
-@gluon.jit
-def own_share(pieces, rate, work):
-    """(first, end) of so many pieces of a head's work: this block's share, by the iterations that it takes."""
-    j = work.key_row // TILE_KEY
-    first = (j.to(gl.int64) * work.a_head.to(gl.int64)) * rate >> 16
-    end = ((j + 1).to(gl.int64) * work.a_head.to(gl.int64)) * rate >> 16
-    return gl.minimum(first, pieces).to(gl.int32), gl.minimum(end, pieces).to(gl.int32)
-
-
-@gluon.jit
-def prepare_ahead(work, aside):
-    """The spare warps that prepare rows of a later head."""
-    await_kernels_before()
-    line = own_line(work) + lines_ahead()
+def spare(work, scale, aside, behind: gl.constexpr):
+    """Spare warps: they prepare rows of a later head, or scale dQ of one behind, when all has been added to it."""
+    ROWS: gl.constexpr = ROWS_SCALED if behind else ROWS_PREPARED
+    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dQ's is not
+    gdc_wait()
+    own = work.batch * gl.num_programs(1) + work.head
+    ahead = gl.maximum(2, AHEAD // gl.num_programs(0))
     lines = gl.num_programs(1) * gl.num_programs(2)
-    if line < lines:
-        first, end = own_share(aside.padded // ROWS_PREPARED, aside.rates[0], work)
-        for piece in range(first, end):
-            prepare_rows(
-                aside.output, aside.d_output, aside.lse, aside.numbers, aside.strides, piece * ROWS_PREPARED, line %
-                work.heads, line // work.heads, work.heads, work.batches, aside.seq_len_q, aside.padded, ROWS_PREPARED,
-                ROWS_OF_TWO,
-            )  # fmt: skip
-            clear_rows(aside.sums, piece * ROWS_PREPARED, line, aside.padded, ROWS_PREPARED, LINE_OF_TWO)
-        gl.barrier()  # one thread counts for all
-        gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
-
-
-@gluon.jit
-def scale_behind(work, scale, aside):
-    """The spare warp that scales dQ of an earlier head."""
-    await_kernels_before()
-    line = own_line(work) - lines_ahead()
-    if line >= 0:
-        first, end = own_share(aside.padded // ROWS_SCALED, aside.rates[1], work)
-        if first < end:
-            added = aside.counts + gl.num_programs(1) * gl.num_programs(2) + line
-            additions = gl.num_programs(0) * WARPGROUPS
+    line = own - ahead if behind else own + ahead
+    if line >= 0 if behind else line < lines:
+        # (first, end) of so many pieces of a head's work: this block's share, by the iterations that it takes.
+        pieces = aside.padded // ROWS
+        rate = aside.rates[behind]
+        j = work.key_row // TILE_KEY
+        first = gl.minimum((j.to(gl.int64) * work.a_head.to(gl.int64)) * rate >> 16, pieces).to(gl.int32)
+        end = gl.minimum(((j + 1).to(gl.int64) * work.a_head.to(gl.int64)) * rate >> 16, pieces).to(gl.int32)
+        if behind and first < end:
+            added, additions = aside.counts + lines + line, gl.num_programs(0) * WARPGROUPS
             gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, additions], dtype=gl.int32, is_pure=False, pack=1)
         for piece in range(first, end):
-            # dQ of a few rows: what has been added up, times the scale, rounded. A lane has four sums, as they are
-            # stored.
-            head = line % work.heads
-            batch = line // work.heads
-            LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dQ's is not
-            row = piece * ROWS_SCALED + gl.arange(0, ROWS_SCALED, gl.SliceLayout(1, ROWS_OF_ONE))
-            column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_OF_ONE))
-            # --- where the sums stand: in odd rows halves of 128 bytes are swapped, if TMA added ---
-            offset = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
-            offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
-            line_2 = batch.to(gl.int64) * work.heads + head
-            sums = gl.load(aside.sums + line_2 * aside.padded * HEAD_DIM + offset)
-            # --- which columns they are: of 16, two of a lane's four, and two that lie 8 further ---
-            column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
-            strides = aside.strides[3]
-            rows = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
-            target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
-            target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
-            there = (row < aside.seq_len_q)[:, None]
-            gl.store(rows + target, (sums * scale * LN2).to(aside.d_query.dtype.element_ty), mask=there)
+            if behind:
+                round_rows(aside, aside.strides[3], scale, LN2, piece * ROWS, line, ROWS)
+            else:
+                prepare_rows(aside, piece * ROWS, line, True, ROWS)
+        if not behind:
+            gl.barrier()  # one thread counts for all
+            gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
@@ -475,25 +359,22 @@ def fmha_backward(
 ):  # fmt: skip
     arrays = Arrays(Q, K, V, DO, Numbers, Sums, DK, DV)
     # Shared memory: tiles, and the slots of rings.
-    QUERY_SHAPE: gl.constexpr = [STAGES, 1, 1, TILE_QUERY, HEAD_DIM]
-    KEY_SHAPE: gl.constexpr = [1, 1, TILE_KEY, HEAD_DIM]
-    NUMBER_SHAPE: gl.constexpr = [STAGES, 1, TILE_QUERY]
-    SUM_SHAPE: gl.constexpr = [WARPGROUPS, 1, 1, QUERY_ROWS, QUERY_COLUMNS]
-    key = gl.allocate_shared_memory(Q.dtype, KEY_SHAPE, SHARED)
-    value = gl.allocate_shared_memory(Q.dtype, KEY_SHAPE, SHARED)
-    query = gl.allocate_shared_memory(Q.dtype, QUERY_SHAPE, SHARED)
-    lse = gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, SHARED_NUMBERS)
-    d_output = gl.allocate_shared_memory(Q.dtype, QUERY_SHAPE, SHARED)
-    row_sum = gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, SHARED_NUMBERS)
+    OWN: gl.constexpr = [1, 1, TILE_KEY, HEAD_DIM]
+    SUM: gl.constexpr = gl.float32
+    key = gl.allocate_shared_memory(Q.dtype, OWN, SHARED)
+    value = gl.allocate_shared_memory(Q.dtype, OWN, SHARED)
+    query = gl.allocate_shared_memory(Q.dtype, [STAGES, 1, 1, TILE_QUERY, HEAD_DIM], SHARED)
+    lse = gl.allocate_shared_memory(gl.float32, [STAGES, 1, TILE_QUERY], SHARED_NUMBERS)
+    d_output = gl.allocate_shared_memory(Q.dtype, [STAGES, 1, 1, TILE_QUERY, HEAD_DIM], SHARED)
+    row_sum = gl.allocate_shared_memory(gl.float32, [STAGES, 1, TILE_QUERY], SHARED_NUMBERS)
     d_scores = gl.allocate_shared_memory(Q.dtype, [2, TILE_KEY, TILE_QUERY], SHARED_SCORES)
-    d_query = gl.allocate_shared_memory(gl.float32, SUM_SHAPE, SHARED_SUMS)
+    d_query = gl.allocate_shared_memory(SUM, [WARPGROUPS, 1, 1, QUERY_ROWS, QUERY_COLUMNS], SHARED_SUMS)
     tiles = Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query)
     # mbarriers for roles. None is made that nobody uses: the compiler would give its memory to something else, too.
     query_full = barrier_ring(STAGES, 1)
     d_scores_full = barrier_ring(2, WRITERS)
     done = barrier_ring(2, WARPGROUPS)
-    keys_full = barrier_ring(1, 1)
-    query_empty = barrier_ring(STAGES, WARPGROUPS)
+    keys_full, query_empty = barrier_ring(KEY_TILES, 1), barrier_ring(STAGES, WARPGROUPS)
     d_output_full, d_output_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
     barriers = Barriers(keys_full, query_full, query_empty, d_output_full, d_output_empty, d_scores_full, done)
     fence_async_shared()  # TMA sees the barriers
@@ -501,14 +382,14 @@ def fmha_backward(
     j, head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     query_tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     work = Work(j * TILE_KEY, head, head, batch, heads, batches, query_tiles)
-    aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded)
+    aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded, heads, batches)
     # --- who does what; the first warpgroup's warps are those that the block began with ---
     gl.warp_specialize([
         (consume, (arrays, tiles, barriers, work, scale, aside, 0)),
         (consume, (arrays, tiles, barriers, work, scale, aside, 1)),
         (produce, (arrays, tiles, barriers, work, aside)),
-        (prepare_ahead, (work, aside)),
-        (scale_behind, (work, scale, aside)),
+        (spare, (work, scale, aside, 0)),
+        (spare, (work, scale, aside, 1)),
     ], [4, 1, 2, 1], [240, 24, 24, 24])  # fmt: skip
 
 
@@ -528,18 +409,11 @@ def check(q, k, v, o, lse, do):
     for (name, shape), x in zip(shapes.items(), (q, k, v, o, do)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
         fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
-        expect(name, "strides in steps of 16 bytes, as TMA reads, and a last one of 1", x.stride(), fits)
+        expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
     expect("lse", f"torch.float32 {[*q.shape[:3]]} on {q.device}", f"{lse.dtype} {[*lse.shape]} on {lse.device}")
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
-
-
-def pieces_an_iteration(rows, seq_len_q, seq_len_kv):
-    """Pieces of so many rows for an iteration of spare warps, times 2^16: a head's are done in its iterations."""
-    tiles, blocks = -(-seq_len_q // TILE_Q), -(-seq_len_kv // TILE_K)
-    iterations = tiles * blocks
-    return -(-(tiles * TILE_Q // rows << 16) // iterations)
 
 
 def gradients(q, k, v, o, lse, do, scale=None):
@@ -551,37 +425,30 @@ def gradients(q, k, v, o, lse, do, scale=None):
     (batch, heads, seq_len_q, _), (_, kv_heads, seq_len_kv, _) = q.shape, k.shape
     tiles, blocks = -(-seq_len_q // TILE_Q), -(-seq_len_kv // TILE_K)  # of queries, and of keys, a head
     padded, lines = tiles * TILE_Q, batch * heads
-
+    pieces = padded // 32  # of a head's queries, for the small kernels
     # --- what the kernels hand to each other: log-sum-exps in base 2, and row sums; sums in float32; counts ---
     numbers = torch.empty((2 * lines, padded), dtype=torch.float32, device=q.device)
     sums = torch.empty((batch, heads, padded, D), dtype=torch.float32, device=q.device)
     counts = torch.empty(2 * lines, dtype=torch.int32, device=q.device)
-
-    # --- the kernel in front: log-sum-exps and row sums, and zeros for what others count and add up ---
     strides, sizes = (o.stride()[:3], do.stride()[:3], lse.stride()), (seq_len_q, padded, heads)
-    cleared = min(lines, max(2, 144 // blocks))  # heads of which spare warps do not prepare rows
-    rows = (tiles, 1, cleared)
-    preparing = (o, do, lse, numbers, sums, strides, *sizes, batch)
-    preparing += (counts.numel(), cleared, counts)  # what is cleared: counts, and heads of sums for dQ
-
+    cleared = min(lines, max(2, 144 // blocks))  # heads that spare warps do not prepare, nor scale
+    rows = (pieces, 1, cleared)
+    preparing = (o, do, lse, numbers, sums, strides, *sizes, batch, counts.numel(), cleared, counts)
     # --- the kernel whose blocks own keys ---
     queries, d_output = (TensorDescriptor.from_tensor(x, [1, 1, TILE_Q, D], SHARED.value) for x in (q, do))
     keys, values, *into = (TensorDescriptor.from_tensor(x, [1, 1, TILE_K, D], SHARED.value) for x in (k, v, dk, dv))
     of_rows = TensorDescriptor.from_tensor(numbers, [1, TILE_Q], SHARED_NUMBERS.value)
     added = TensorDescriptor.from_tensor(sums, [1, 1, 64, 64], SHARED_SUMS.value)
-    lengths = (seq_len_q, seq_len_kv, heads, batch, padded)
-    arguments = (queries, keys, values, d_output, of_rows, added, *into, scale / math.log(2), *lengths)  # in base 2
-    arguments += (counts,)
-    rates = tuple(pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (16, 8))
+    arguments = (queries, keys, values, d_output, of_rows, added, *into, scale / math.log(2))  # in base 2
+    arguments += (seq_len_q, seq_len_kv, heads, batch, padded, counts)
+    rates = tuple(-(-(padded // n << 16) // (tiles * blocks)) for n in (16, 8))  # pieces an iteration, times 2^16
     arguments += (sums, dq, numbers, o, do, lse, (*strides, dq.stride()[:3]), rates)  # for spare warps
-
     # --- the kernel behind: sums, scaled and rounded ---
-    first_line = lines - cleared  # heads in front of it were scaled by spare warps
-    scaling = (sums, dq, dq.stride()[:3], scale, *sizes, first_line)
+    scaling = (sums, dq, dq.stride()[:3], scale, *sizes, lines - cleared)  # of the last heads
     how = {"enable_fp_fusion": True, "launch_pdl": True}  # it may begin before the kernel in front of it has ended
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
         triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
-        prepare[rows](*preparing, num_warps=4, enable_fp_fusion=True)
+        prepare[rows](*preparing, num_warps=4, **how)
         fmha_backward[(blocks, kv_heads, batch)](*arguments, num_warps=4, **how)
         scaled[rows](*scaling, num_warps=4, **how)
     return dq, dk, dv
@@ -612,8 +479,7 @@ def main():
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     graph = scaled_dot_product_attention(*leaves, is_causal=False)
     theirs = partial(torch.autograd.grad, graph, leaves, do, retain_graph=True)
-    compared = zip(("dq", "dk", "dv"), ours(), theirs(), right)
-    for name, mine, its, wanted in compared:
+    for name, mine, its, wanted in zip(("dq", "dk", "dv"), ours(), theirs(), right):
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
         judged = "right" if error <= limit else "WRONG"
@@ -621,9 +487,8 @@ def main():
         if judged == "WRONG":
             return 1
     mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
-    work = 1_374_389_534_720 / 1e9  # of the matrix products
-    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
-    print(f"deferred_reduce_add: {told}; {its / mine:.2f} times as fast")
+    told = [f"{ms:.4f} ms, {1_374_389_534_720 / 1e9 / ms:.1f} TFLOPS" for ms in (mine, its)]  # of the matrix products
+    print(f"deferred_reduce_add: {told[0]}; SDPA: {told[1]}; {its / mine:.2f} times as fast")
     return 0
 
 

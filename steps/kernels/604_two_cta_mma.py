@@ -22,14 +22,7 @@ Columns of tensor memory of each CTA: scores 128, output 128, weights 64; togeth
 
 Made from step 604 two_cta_mma (2-CTA MMA) of the FMHA tutorial by
 python -m steps.export two_cta_mma --head-dim 128 --seq-len 4096 --dtype float16 --no-causal
-With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64; other layouts SHARED_VALUE, SUMS; other lines in fmha; in attention `queries, output =
-    (TensorDescriptor.from_tensor(x, [1, 1, 256, D], SHARED.value) for x in (q, o))`, not `queries =
-    TensorDescriptor.from_tensor(q, [1, 1, 256, D], SHARED.value)` and `output = TensorDescriptor.from_tensor(o, [1, 1,
-    256, 64], SHARED.value)`
-  --dtype bfloat16: the same kernel and launch
-  --causal: other lines in fmha
-  --seq-len-kv 4001: other lines in fmha
+With --head-dim 64 it writes: HEAD_DIM 64; other layouts SHARED_VALUE, SUMS; other lines in fmha, attention.
 """
 
 import itertools
@@ -47,42 +40,28 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.testing import do_bench
 
-WARPGROUPS = gl.constexpr(1)
-ROWS = gl.constexpr(256)
-HEAD_DIM = gl.constexpr(128)
-STAGES = gl.constexpr(2)
-TILE_KEY = gl.constexpr(128)
-PRODUCTS = gl.constexpr(1)
-LEAST = gl.constexpr(-3.4028234663852886e38)
-TILE_QUERY = gl.constexpr(256)
-AT_ONCE = gl.constexpr(64)
-SHARED = gl.constexpr(
-    gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4, cga_layout=[[0, 0, 1, 0]])
-)
+WARPGROUPS, ROWS, HEAD_DIM, STAGES, TILE_KEY = map(gl.constexpr, (1, 256, 128, 2, 128))
+PRODUCTS, LEAST, TILE_QUERY, AT_ONCE_2 = map(gl.constexpr, (1, -3.4028234663852886e38, 256, 64))
+SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4,
+    cga_layout=[[0, 0, 1, 0]]))  # fmt: skip
 SHARED_KEY = SHARED
-SHARED_VALUE = gl.constexpr(
-    gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4, cga_layout=[[0, 0, 0, 1]])
-)
+SHARED_VALUE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4,
+    cga_layout=[[0, 0, 0, 1]]))  # fmt: skip
 SCORES = gl.constexpr(blackwell.TensorMemoryLayout(block=(128, 128), col_stride=1, cga_layout=[[1, 0]], two_ctas=True))
 SUMS = SCORES
-ACCUMULATOR = WEIGHTS = gl.constexpr(
-    gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [0, 64]],
+ACCUMULATOR = WEIGHTS = gl.constexpr(gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16],
+    [0, 32], [0, 64]], lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]], warp_bases=[[32, 0], [64, 0]],
+    block_bases=[[128, 0]], shape=[256, 128]))  # fmt: skip
+OUTPUT = gl.constexpr(gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32]],
     lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]], warp_bases=[[32, 0], [64, 0]], block_bases=[[128, 0]],
-    shape=[256, 128]),
-)  # fmt: skip
-OUTPUT = gl.constexpr(
-    gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32]], lane_bases=[[1, 0], [2, 0],
-    [4, 0], [8, 0], [16, 0]], warp_bases=[[32, 0], [64, 0]], block_bases=[[128, 0]], shape=[256, 64]),
-)  # fmt: skip
+    shape=[256, 64]))  # fmt: skip
 
 # Tiles in shared memory. query, output: a slot a warpgroup, or one for both; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
 # Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box.
 Arrays = namedtuple("Arrays", "query key value output")
-# What is to be computed.
-Work = namedtuple("Work", "heads tiles_a_head seq_len_kv")
-# mbarriers. query, scores, weights, output, factors: one for each warpgroup. key, value: one for each slot. query_full:
-# TMA has brought a warpgroup's queries. scores_full: the QK product has ended. output_full: the PV product has ended.
+# mbarriers: of each warpgroup, and for key and value of each slot. full: it is there; empty: nobody reads it.
+# output_full: the PV product has ended.
 Barriers = namedtuple("Barriers", "query_full key_full value_full scores_full output_full")
 # Columns of tensor memory, for each warpgroup: scores and outputs in float32, weights in Q's dtype.
 Columns = namedtuple("Columns", "scores weights output")
@@ -94,8 +73,8 @@ QueryTile = namedtuple("QueryTile", "row kv_head batch seq_len_kv")
 def rescale(output, factor):
     """Multiply the rows of an output [query, head_dim] by a factor [query], some columns at a time."""
     by = gl.convert_layout(factor, gl.SliceLayout(1, OUTPUT))[:, None]
-    for column in gl.static_range(0, HEAD_DIM, AT_ONCE):
-        some = output.slice(column, AT_ONCE)
+    for column in gl.static_range(0, HEAD_DIM, AT_ONCE_2):
+        some = output.slice(column, AT_ONCE_2)
         some.store(some.load(OUTPUT) * by)
 
 
@@ -159,7 +138,6 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     columns = Columns(scores, weights, output)
     # --- who does what; the first warpgroup's warps are those that the block began with ---
     arrays = Arrays(Q, K, V, Out)
-    work = Work(heads, tiles_a_head, seq_len_kv)
     query_full = cluster_ring(WARPGROUPS, 1, True)
     key_full = cluster_ring(STAGES, 1, True)
     value_full = cluster_ring(STAGES, 1, True)
@@ -171,17 +149,16 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     # The n-th tile of queries in the order: (its ``QueryTile``, head).
     n = gl.program_id(0)
     # (head, batch) and index of a tile of queries in its head, from the tile's number.
-    head = n // work.tiles_a_head
-    head, batch, i = head % work.heads, head // work.heads, n % work.tiles_a_head
-    query_tile = QueryTile(i * TILE_QUERY, head, batch, work.seq_len_kv)
+    head = n // tiles_a_head
+    head, batch, i = head % heads, head // heads, n % tiles_a_head
+    query_tile = QueryTile(i * TILE_QUERY, head, batch, seq_len_kv)
     # (whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do.
     whole = query_tile.seq_len_kv // TILE_KEY
     end = gl.cdiv(query_tile.seq_len_kv, TILE_KEY)
     # Ask TMA for a warpgroup's queries.
     full = barriers.query_full.index(0)
     mbarrier.expect(full, arrays.query.nbytes_per_cta)
-    at = [query_tile.batch, head, query_tile.row, 0]
-    tma.async_load(arrays.query, at, full, tiles.query.index(0))
+    tma.async_load(arrays.query, [query_tile.batch, head, query_tile.row, 0], full, tiles.query.index(0))
     for j in gl.static_range(STAGES):
         if j < end:
             fetch_keys(arrays, tiles, barriers, query_tile, j, j)
@@ -208,11 +185,9 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         new_max = gl.maximum(row_max, gl.max(scores_2, 1) * scale)
         row_max, correction = new_max, exp2(row_max - new_max)
         # Weights [query, key]: 2^(score - maximum).
-        exponent = scores_2 * scale - row_max[:, None]
-        weights_2 = exp2(exponent)
+        weights_2 = exp2(scores_2 * scale - row_max[:, None])
         # The sums [query] so far, and those of one more tile of weights [query, key].
-        some = gl.reshape(weights_2, [ROWS, TILE_KEY // 16, 16])
-        total = gl.sum(gl.sum(some, 2), 1)
+        total = gl.sum(gl.sum(gl.reshape(weights_2, [ROWS, TILE_KEY // 16, 16]), 2), 1)
         row_sum = row_sum * correction + gl.convert_layout(total, row_sum.type.layout)
         weights_2 = gl.convert_layout(weights_2.to(tiles.key.dtype), WEIGHTS)
         if j > 0:
@@ -231,18 +206,17 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         if j + STAGES < end:
             fetch_values(arrays, tiles, barriers, query_tile, j + STAGES, j)
     # Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where its Q was.
-    PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE, 1, 1, ROWS, AT_ONCE]
+    PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE_2, 1, 1, ROWS, AT_ONCE_2]
     panels = tiles.output.index(0).reinterpret(tiles.output.dtype, PANELS, SHARED)
     # To a panel for every AT_ONCE columns [panel, ..., query, column].
     output = columns.output.index(0)
     by = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]
-    for n_3 in gl.static_range(HEAD_DIM // AT_ONCE):
-        some_2 = output.slice(n_3 * AT_ONCE, AT_ONCE).load(OUTPUT) * by
-        panels.index(n_3).reshape([ROWS, AT_ONCE]).store(some_2.to(panels.dtype))
+    for n_3 in gl.static_range(HEAD_DIM // AT_ONCE_2):
+        some_2 = output.slice(n_3 * AT_ONCE_2, AT_ONCE_2).load(OUTPUT) * by
+        panels.index(n_3).reshape([ROWS, AT_ONCE_2]).store(some_2.to(panels.dtype))
     fence_async_shared()
     for n_2 in gl.static_range(PANELS[0]):
-        at_2 = [query_tile.batch, head, query_tile.row, n_2 * AT_ONCE]
-        tma.async_store(arrays.output, at_2, panels.index(n_2))
+        tma.async_store(arrays.output, [query_tile.batch, head, query_tile.row, n_2 * AT_ONCE_2], panels.index(n_2))
     tma.store_wait(0)
 
 
@@ -261,7 +235,7 @@ def check(q, k, v):
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
         fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
-        expect(name, "strides in steps of 16 bytes, as TMA reads, and a last one of 1", x.stride(), fits)
+        expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
@@ -275,13 +249,13 @@ def attention(q, k, v, scale=None):
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = tiles * lines
-    order = starts = torch.empty(1, dtype=torch.int32, device=q.device)  # nobody reads them
+    lists = 2 * (torch.empty(1, dtype=torch.int32, device=q.device),)  # nobody reads them
     queries = TensorDescriptor.from_tensor(q, [1, 1, 256, D], SHARED.value)
     output = TensorDescriptor.from_tensor(o, [1, 1, 256, 64], SHARED.value)
     keys = TensorDescriptor.from_tensor(k, [1, 1, TILE_K, D], SHARED.value)
     values = TensorDescriptor.from_tensor(v, [1, 1, TILE_K, D], SHARED_VALUE.value)
     numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
-    arguments = (queries, keys, values, output, order, starts, *numbers)
+    arguments = (queries, keys, values, output, *lists, *numbers)
     with torch.cuda.device(q.device):
         fmha[(blocks, 1, 1)](*arguments, num_warps=4, num_ctas=2, enable_fp_fusion=True)
     return o
@@ -305,8 +279,7 @@ def main():
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
     theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=False)
-    compared = [("o", ours(), theirs(), exact(q, k, v))]
-    for name, mine, its, wanted in compared:
+    for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
         judged = "right" if error <= limit else "WRONG"
@@ -314,9 +287,8 @@ def main():
         if judged == "WRONG":
             return 1
     mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
-    work = 1_099_511_627_776 / 1e9  # of the matrix products
-    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
-    print(f"two_cta_mma: {told}; {its / mine:.2f} times as fast")
+    told = [f"{ms:.4f} ms, {1_099_511_627_776 / 1e9 / ms:.1f} TFLOPS" for ms in (mine, its)]  # of the matrix products
+    print(f"two_cta_mma: {told[0]}; SDPA: {told[1]}; {its / mine:.2f} times as fast")
     return 0
 
 

@@ -8,12 +8,7 @@ keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTor
 
 Made from step 704 xcd_swizzle (XCD swizzle) of the FMHA tutorial by
 python -m steps.export xcd_swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
-With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64; SHARED gl.SwizzledSharedLayout(vec=8, per_phase=2, max_phase=8, order=[1, 0]); COPY
-    gl.BlockedLayout([1, 8], [8, 8], [8, 1], [1, 0])
-  --dtype bfloat16: the same kernel and launch
-  --no-causal: other lines in fmha
-  --seq-len-kv 4001: other lines in offsets, load_queries, fetch, fmha
+With --head-dim 64 it writes: HEAD_DIM 64; other layouts SHARED, COPY.
 """
 
 import itertools
@@ -30,16 +25,10 @@ from triton.experimental.gluon.language.amd import cdna3
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 from triton.testing import do_bench
 
-TILES = gl.constexpr(3)
-TILE_KEY = gl.constexpr(64)
-HEAD_DIM = gl.constexpr(128)
-TILE_QUERY = gl.constexpr(256)
-LEAST = gl.constexpr(-3.4028234663852886e38)
-STAGES_PRODUCTS = gl.constexpr(1)
-STAGES_SOFTMAX = gl.constexpr(0)
-ACCUMULATOR = gl.constexpr(
-    amd.AMDMFMALayout(version=4, instr_shape=[32, 32, 16], transposed=True, warps_per_cta=[8, 1])
-)
+TILES, TILE_KEY, HEAD_DIM, TILE_QUERY, LEAST = map(gl.constexpr, (3, 64, 128, 256, -3.4028234663852886e38))
+STAGES_PRODUCTS, STAGES_SOFTMAX = map(gl.constexpr, (1, 0))
+ACCUMULATOR = gl.constexpr(amd.AMDMFMALayout(version=4, instr_shape=[32, 32, 16], transposed=True,
+    warps_per_cta=[8, 1]))  # fmt: skip
 SHARED = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=16, order=[1, 0]))
 COPY = gl.constexpr(gl.BlockedLayout([1, 8], [4, 16], [8, 1], [1, 0]))
 LEFT = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=8))
@@ -163,8 +152,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                 )
     # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)  # what still comes would come to the LDS of another block
-    o = accumulator * (1.0 / row_sum)[:, None]
-    store_rows(Out, o, o_strides[2], o_strides[3], first_query, seq_len_q)
+    store_rows(Out, accumulator * (1.0 / row_sum)[:, None], o_strides[2], o_strides[3], first_query, seq_len_q)
 
 
 D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
@@ -230,8 +218,7 @@ def main():
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
     theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
-    compared = [("o", ours(), theirs(), exact(q, k, v))]
-    for name, mine, its, wanted in compared:
+    for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
         judged = "right" if error <= limit else "WRONG"
@@ -239,9 +226,8 @@ def main():
         if judged == "WRONG":
             return 1
     mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
-    work = 549_755_813_888 / 1e9  # of the matrix products
-    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
-    print(f"xcd_swizzle: {told}; {its / mine:.2f} times as fast")
+    told = [f"{ms:.4f} ms, {549_755_813_888 / 1e9 / ms:.1f} TFLOPS" for ms in (mine, its)]  # of the matrix products
+    print(f"xcd_swizzle: {told[0]}; SDPA: {told[1]}; {its / mine:.2f} times as fast")
     return 0
 
 

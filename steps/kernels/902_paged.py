@@ -8,14 +8,8 @@ There is no autograd. It needs PyTorch and cuda-tile.
 
 Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
 python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal
-With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: TILE_KEY 128; PIECE_COLUMNS 64; HEAD_DIM 64; COLUMNS 64; in fmha_decode `k =
-    ct.permute(from_small_pages((K, Table, last), batch, kv_head, j, LATENCY_KEY), (1, 0))` and `v =
-    from_small_pages((V, Table, last), batch, kv_head, j, LATENCY_VALUE)`; in decode `pieces = -(-o.shape[3] // 64)`;
-    also has small_page, from_small_pages; has no load_key_from_pages, load_value_from_pages
-  --dtype float16: the same kernel and launch
-  --no-causal: the same kernel and launch
-  --seq-len-kv 4001: the same kernel and launch
+With --head-dim 64 it writes: TILE_KEY 128; PIECE_COLUMNS 64; HEAD_DIM 64; COLUMNS 64; other lines in
+load_key_from_pages, load_value_from_pages, fmha_decode, decode, small_page, from_small_pages.
 """
 
 import itertools
@@ -28,20 +22,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
-TILE_KEY = 64
-PAGE_SIZE = 64
-PIECE_COLUMNS = 128
-MEMBERS = 8
-QUERIES = 2
-LEAST = -3.4028234663852886e38
-AT_ONCE = 4
-HEAD_DIM = 128
-TILE_QUERY = 16
-LN2 = 0.6931471805599453
-LATENCY_KEY = 8
-COLUMNS = 128
-LATENCY_VALUE = 8
-INVERSE_LN2 = 1.4426950408889634
+TILE_KEY, PAGE_SIZE, PIECE_COLUMNS, MEMBERS, QUERIES = 64, 64, 128, 8, 2
+LEAST, AT_ONCE, HEAD_DIM, TILE_QUERY, LN2 = -3.4028234663852886e38, 4, 128, 16, 0.6931471805599453
+LATENCY_KEY, COLUMNS, LATENCY_VALUE, INVERSE_LN2 = 8, 128, 8, 1.4426950408889634
 
 
 def load_key_from_pages(K, batch, kv_head, j):
@@ -61,8 +44,7 @@ def load_value_from_pages(V, batch, kv_head, j):
     # Of a page that is no smaller than a tile: its number, and which of its tiles the j-th of a sequence is.
     tiles_a_page = PAGE_SIZE // TILE_KEY
     number, within = ct.load(Table, (batch, j // tiles_a_page), ()), j % tiles_a_page
-    shape = (1, TILE_KEY, 1, COLUMNS)
-    v = ct.load(Pages, (number, within, kv_head, 0), shape, latency=LATENCY_VALUE)
+    v = ct.load(Pages, (number, within, kv_head, 0), (1, TILE_KEY, 1, COLUMNS), latency=LATENCY_VALUE)
     return ct.reshape(v, (TILE_KEY, COLUMNS))
 
 
@@ -79,8 +61,7 @@ def fmha_decode(Q, K, V, Table, Lengths, Partials, LSE, scale):
     first, end = min(split * share, tiles), min((split + 1) * share, tiles)
     last = (length - 1) // PAGE_SIZE
     # The t-th tile of the queries of a group, as rows [row, head_dim]; rows without a query are zero.
-    shape = (1, 1, MEMBERS, QUERIES, HEAD_DIM)
-    q = ct.load(Q, (batch, kv_head, t, 0, 0), shape, padding_mode=ct.PaddingMode.ZERO)
+    q = ct.load(Q, (batch, kv_head, t, 0, 0), (1, 1, MEMBERS, QUERIES, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
     q = ct.reshape(q, (TILE_QUERY, HEAD_DIM))
     # Maxima, sums and output, not yet normalized, of the rows q over the tiles [first, end) of keys.
     row_max = ct.full((TILE_QUERY, 1), LEAST, ct.float32)
@@ -223,8 +204,7 @@ def exact(q, k, v):
     """Attention in float64, a head of Q at a time."""
     o = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     for b, h in itertools.product(*map(range, q.shape[:2])):
-        n = h // GROUP  # head of K and V
-        queries, keys, values = (x.double() for x in (q[b, h], k[b, n], v[b, n]))
+        queries, keys, values = (x.double() for x in (q[b, h], k[b, h // GROUP], v[b, h // GROUP]))
         scores = queries @ keys.T / math.sqrt(HEAD_DIM)
         scores = scores.masked_fill(hidden(*scores.shape), -math.inf)
         o[b, h] = scores.softmax(1) @ values
@@ -252,8 +232,7 @@ def main():
     each = zip(q, gathered(k, table), gathered(v, table), lengths.tolist())
     right = torch.cat([exact(a[None], b[None, :, :n], c[None, :, :n]) for a, b, c, n in each])
     ours, theirs = partial(paged, q, k, v, table, lengths), partial(pytorch, q, k, v, table, lengths)
-    compared = [("o", ours(), theirs(), right)]
-    for name, mine, its, wanted in compared:
+    for name, mine, its, wanted in [("o", ours(), theirs(), right)]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
         judged = "right" if error <= limit else "WRONG"
@@ -261,9 +240,8 @@ def main():
         if judged == "WRONG":
             return 1
     mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
-    work = 6_710_886_400 / 1e9  # of the matrix products
-    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; PyTorch: {its:.4f} ms, {work / its:.1f} TFLOPS"
-    print(f"paged: {told}; {its / mine:.2f} times as fast")
+    told = [f"{ms:.4f} ms, {6_710_886_400 / 1e9 / ms:.1f} TFLOPS" for ms in (mine, its)]  # of the matrix products
+    print(f"paged: {told[0]}; PyTorch: {told[1]}; {its / mine:.2f} times as fast")
     return 0
 
 

@@ -8,14 +8,7 @@ may be others, as far as the checks say; the launch is chosen for the problem at
 
 Made from step 905 pack_gqa (A group in a tile) of the FMHA tutorial by
 python -m steps.export pack_gqa --head-dim 128 --seq-len 16 --seq-len-kv 8192 --dtype bfloat16 --no-causal
-With other options it writes other programs, which differ in checks and in this (quoted: statements that are new):
-  --head-dim 64: HEAD_DIM 64
-  --dtype float16: the same kernel and launch
-  --causal: MASK_LOOP_LATENCY_KEY 4; MASK_LOOP_LATENCY_VALUE 8; NARROW_KEY 64; other lines in load_key_transposed, fmha;
-    in attention `order, starts = deal(lines, q.shape[2], k.shape[2], blocks, q.device)` and `arguments = (*by_group,
-    scale, order, starts)`; also has tiles_to_visit, product, absorb, deal_in_sections, deal
-  --seq-len-kv 4001: MASK_LOOP_LATENCY_KEY 4; MASK_LOOP_LATENCY_VALUE 8; NARROW_KEY 64; other lines in
-    load_key_transposed, fmha; also has product, absorb
+With --head-dim 64 it writes: HEAD_DIM 64.
 """
 
 import itertools
@@ -28,13 +21,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
-ROWS = 16
-TOGETHER = 8
-HEAD_DIM = 128
-TILE_QUERY = 128
-LEAST = -3.4028234663852886e38
-TILE_KEY = 128
-INVERSE_LN2 = 1.4426950408889634
+ROWS, TOGETHER, HEAD_DIM, TILE_QUERY, LEAST = 16, 8, 128, 128, -3.4028234663852886e38
+TILE_KEY, INVERSE_LN2 = 128, 1.4426950408889634
 
 
 def softmax_exp2(scores, row_max, scale):
@@ -143,8 +131,7 @@ def exact(q, k, v):
     """Attention in float64, a head of Q at a time."""
     o = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     for b, h in itertools.product(*map(range, q.shape[:2])):
-        n = h // GROUP  # head of K and V
-        queries, keys, values = (x.double() for x in (q[b, h], k[b, n], v[b, n]))
+        queries, keys, values = (x.double() for x in (q[b, h], k[b, h // GROUP], v[b, h // GROUP]))
         scores = queries @ keys.T / math.sqrt(HEAD_DIM)
         o[b, h] = scores.softmax(1) @ values
     return o
@@ -159,8 +146,7 @@ def main():
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
     theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=False, enable_gqa=True)
-    compared = [("o", ours(), theirs(), exact(q, k, v))]
-    for name, mine, its, wanted in compared:
+    for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
         judged = "right" if error <= limit else "WRONG"
@@ -168,9 +154,8 @@ def main():
         if judged == "WRONG":
             return 1
     mine, its = (do_bench(function, return_mode="median") for function in (ours, theirs))  # milliseconds
-    work = 68_719_476_736 / 1e9  # of the matrix products
-    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
-    print(f"pack_gqa: {told}; {its / mine:.2f} times as fast")
+    told = [f"{ms:.4f} ms, {68_719_476_736 / 1e9 / ms:.1f} TFLOPS" for ms in (mine, its)]  # of the matrix products
+    print(f"pack_gqa: {told[0]}; SDPA: {told[1]}; {its / mine:.2f} times as fast")
     return 0
 
 
