@@ -216,7 +216,7 @@ OTHERS = [
 def test_so_it_does_for_other_problems(step, other, launches):
     changes = OTHERS[other]
     if step.default_problem.features:  # which not all masks and lengths go with
-        kept = ("head_dim", "kv_heads", *(("dtype",) if not step.default_problem.fp8 else ()))
+        kept = ("head_dim", "heads", "kv_heads", *(("dtype",) if not step.default_problem.fp8 else ()))
         kept += () if step.default_problem.lengths else ("batch",)
         changes = {name: value for name, value in changes.items() if name in kept}
     asked = case(step, **changes)
