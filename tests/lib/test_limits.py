@@ -127,7 +127,7 @@ def test_a_prediction_that_is_off_is_explained():
     assert "no counters were recorded" in explain(1.0, 0.5, None)
     assert "wrong here" in explain(1.0, 2.0, None)
     counters = {"issue_active_pct": 31.0, "tensor_pct": 64.0}
-    assert "31 %" in explain(1.0, 0.5, counters) and "latency" not in explain(1.0, 0.5, counters)
+    assert "31%" in explain(1.0, 0.5, counters) and "latency" not in explain(1.0, 0.5, counters)
 
 
 def test_recorded_steps_are_compared_with_the_model():
