@@ -161,16 +161,13 @@ def explain(measured: float, predicted: float, counters: dict | None, traced: bo
     )
 
 
-def gpu_of(machine: dict, m: Measurement, clock_of: Measurement | None = None) -> Gpu | None:
+def gpu_of(machine: dict, m: Measurement) -> Gpu | None:
     """The GPU that a run was measured on, at the clock of a measurement; None where its rates are not known here.
-
-    clock_of: whose clock is taken instead, so that several measurements are counted at one.
 
     The clock is the SMs' own, or NVML's in a record that has none. The memory bandwidth is taken to be that of the
     reference GPU of the architecture.
     """
     reference = REFERENCE_GPUS.get(machine.get("arch"))
-    m = clock_of or m
     mhz = 1000 * m.clock_ghz if m.clock_ghz else m.sm_clock_mhz or machine.get("max_sm_clock_mhz")
     if reference is None or not mhz or not machine.get("multiprocessors"):
         return None

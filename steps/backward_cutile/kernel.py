@@ -129,7 +129,8 @@ def make_gradient_of_sinks(variant):
         sums = ct.zeros((variant.tile.query,), ct.float32)
         for batch in range(LSE.shape[0]):
             for i in range(ct.cdiv(LSE.shape[2], variant.tile.query)):
-                lse = load_lse(LSE, batch, head, i, variant.tile.query, variant)
+                # infinity past the end: the sink's weight there must be zero, however large the sink
+                lse = seen_or_infinite(load_numbers(LSE, batch, head, i, variant.tile.query, ct.PaddingMode.POS_INF))
                 if not variant.prepared:
                     lse = lse * INVERSE_LN2
                 row_sum = load_numbers(RowSum, batch, head, i, variant.tile.query, ct.PaddingMode.ZERO)

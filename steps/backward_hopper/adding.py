@@ -164,7 +164,7 @@ def add_columns_to_keys(
 ):
     """Likewise, of columns from ``first_column`` on."""
     padded = gl.num_programs(0) * variant.tile.key
-    line = work.batch.to(gl.int64) * (work.heads // variant.sharing) + work.kv_head
+    line = work.batch.to(gl.int64) * (work.heads // (variant.sharing * variant.group_size)) + work.kv_head
     row = work.key_row + warpgroup * variant.keys + gl.arange(0, variant.keys, gl.SliceLayout(1, LAYOUT))
     column = first_column + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
     addresses = sums + line * padded * variant.head_dim + (row * variant.head_dim)[:, None] + column[None, :]

@@ -84,7 +84,7 @@ def few_blocks(problem: Problem) -> bool:
 def two_tiles_of_keys(problem: Problem) -> bool:
     """Whether up to 256 queries see 129 to 256 keys without a mask, in more blocks of 128 than an H100 has SMs."""
     short = problem.seq_len_q <= 256 and 128 < problem.seq_len_kv <= 256
-    plain = not problem.causal and not problem.window and problem.group_size == 1
+    plain = not problem.causal and problem.group_size == 1
     return short and plain and 2 * problem.batch * problem.heads > 132
 
 

@@ -151,11 +151,6 @@ class Sums(Pieces):
     add: Callable
     end: Callable
 
-    @property
-    def in_lanes(self) -> bool:
-        """Whether lanes that share a row have sums of their own."""
-        return self.end is not summed
-
 
 @gluon.jit
 def sum_rows(weights):
@@ -196,7 +191,7 @@ def with_sink(row_sum, sink, row_max, variant: gl.constexpr):
     """
     if variant.sinks:
         weight = exp2(sink - row_max)
-        if variant.sums.in_lanes:
+        if len(row_sum.shape) == 2:
             own = gl.convert_layout(weight, gl.SliceLayout(1, row_sum.type.layout))
             return row_sum + 0.25 * own[:, None]
         else:

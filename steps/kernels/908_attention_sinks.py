@@ -124,6 +124,17 @@ def hide_where_needed(scores, j, whole, first_query):
 
 
 @gluon.jit
+def with_sink(row_sum, sink, row_max):
+    """The sums of the first tile, and the weight of the sink where there is one. The loop need not know of it."""
+    weight = exp2(sink - row_max)
+    if len(row_sum.shape) == 2:
+        own = gl.convert_layout(weight, gl.SliceLayout(1, row_sum.type.layout))
+        return row_sum + 0.25 * own[:, None]
+    else:
+        return row_sum + weight
+
+
+@gluon.jit
 def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
     """A consumer warpgroup: its rows of every tile of queries that is this block's."""
     output = tiles.output.index(warpgroup)
@@ -162,11 +173,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         row_max = gl.maximum(row_max, gl.max(first_scores, 1) * scale)
         # (weights, sums) of the first tile of keys.
         weights = exp2(first_scores * scale - row_max[:, None])
-        # The sums of the first tile, and the weight of the sink where there is one. The loop need not know of it.
-        row_sum = sum_own(weights)
-        weight = exp2(sink - row_max)
-        own_2 = gl.convert_layout(weight, gl.SliceLayout(1, row_sum.type.layout))
-        row_sum = row_sum + 0.25 * own_2[:, None]
+        row_sum = with_sink(sum_own(weights), sink, row_max)
         weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
         # --- all others, and the last tile's output ---
         for j in range(1, block_end):

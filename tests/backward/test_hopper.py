@@ -318,6 +318,7 @@ def test_the_pieces_of_an_iteration_stand_in_the_order_that_a_step_says(name, sh
 ALL_KEYS = [  # shape, blocks that share its queries, tiles of keys of a block
     (problem(batch=1, heads=2, seq_len_q=350, seq_len_kv=77, head_dim=64, causal=False), 2, 1),
     (problem(batch=1, heads=2, seq_len_q=600, seq_len_kv=120, head_dim=72, causal=False), 3, 1),
+    (problem(batch=2, heads=4, kv_heads=2, seq_len_q=600, seq_len_kv=77, head_dim=64, causal=False), 3, 1),
     (problem(batch=1, heads=4, kv_heads=2, seq_len_q=200, seq_len_kv=100, head_dim=128, causal=False), 1, 1),
     (problem(batch=2, heads=1, seq_len_q=200, seq_len_kv=77, head_dim=64, causal=True, dtype="bfloat16"), 1, 1),
     (problem(batch=2, heads=2, seq_len_q=77, seq_len_kv=77, head_dim=64, causal=True, sinks=True), 1, 1),

@@ -557,7 +557,7 @@ def test_a_table_is_the_same_when_the_kernel_has_run_before():
     assert "\ncounts  " in first and first == again
 
 
-# A program is written five times over, for what other problems would have: seconds each.
+# A program is written twice, once for another head_dim: seconds each.
 @sampled(core=lambda step: step in LAST_OF_PARTS)
 @pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
 def test_a_program_that_is_kept_is_what_is_exported_now(step):

@@ -93,7 +93,7 @@ def cases() -> list:
         (
             "two_tiles_of_keys",
             {"heads": 67, "seq_len_q": 256, "seq_len_kv": 256},
-            [{"heads": 66}, {"seq_len_q": 257}, {"seq_len_kv": 257}, {"causal": True}, {"window": 100, "causal": True}],
+            [{"heads": 66}, {"seq_len_q": 257}, {"seq_len_kv": 257}, {"causal": True}],
         ),
         ("two_tiles_of_keys", {"heads": 67, "seq_len_kv": 129}, [{"seq_len_kv": 128}]),
         ("saves_a_tenth_of_rows", {"seq_len_q": 448}, [{"seq_len_q": 384}, {"seq_len_q": 449}, {"seq_len_q": 512}]),
