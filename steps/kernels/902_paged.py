@@ -164,8 +164,7 @@ def paged(q, k_pages, v_pages, page_table, lengths, scale=None):
     the numbers of a sequence's pages. lengths: int32 [batch], keys of each sequence. Nobody checks what they hold.
     """
     check(q, k_pages, v_pages, page_table, lengths)
-    longest = page_table.shape[1] * 64
-    return decode(q, (k_pages, v_pages, page_table, lengths), k_pages.shape[2], longest, scale)
+    return decode(q, (k_pages, v_pages, page_table, lengths), k_pages.shape[2], page_table.shape[1] * 64, scale)
 
 
 def decode(q, sources, kv_heads, seq_len_kv, scale):

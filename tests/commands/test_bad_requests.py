@@ -87,7 +87,6 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
         (["--lengths", "100", "--seq-len", "64"], "argument --lengths: goes without --seq-len"),
         (["--window", "0"], "argument --window"),
         (["--window", "9", "--no-causal"], "window takes a causal mask"),
-        (["--lengths", "9", "--direction", "backward"], "argument --lengths: no step for gradients takes it"),
         (["--softcap", "-1"], "argument --softcap: must be a number above 0"),
         (
             ["--parallel", "ring"],
