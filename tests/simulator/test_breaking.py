@@ -116,8 +116,10 @@ KEY_FULL = "await_tile(barriers.key_full, iteration, STAGES)"
 KEY_EMPTY = "release(barriers.key_empty, iteration, STAGES)"
 VALUE_FULL = "await_tile(barriers.value_full, iteration, STAGES)"
 VALUE_EMPTY = "release(barriers.value_empty, iteration, STAGES)"
+EMPTY_QUERIES = "mbarrier.wait(empty, query_iteration // QUERY_STAGES & 1 ^ 1)"
 OF_THE_ONLY_QUERIES = (
-    "mbarrier.wait(empty, query_iteration // QUERY_STAGES & 1 ^ 1)",
+    EMPTY_QUERIES,
+    EMPTY_QUERIES.replace(" // QUERY_STAGES", ""),  # as it is written where there is one
     "release(barriers.query_empty, query_iteration, QUERY_STAGES)",
     "release(barriers.value_empty, last_iteration, STAGES)",
 )
@@ -133,7 +135,7 @@ HARMLESS = [
         lambda v: v.hopper and v.stays and v.output_to is TO_QUERIES,
     ),
     *(Harmless(NOBODY_WAITS, its, kernels=lambda v: not v.stays) for its in OF_THE_ONLY_QUERIES),
-    Harmless(HEARD_BEFORE, OF_THE_ONLY_QUERIES[0], kernels=lambda v: v.hopper and v.packed and v.query_stages == 2),
+    Harmless(HEARD_BEFORE, EMPTY_QUERIES, kernels=lambda v: v.hopper and v.packed and v.query_stages == 2),
     *(Harmless(ONLY_SPEED, its) for its in TURNS),
     # Of three, nobody would begin.
     *(Harmless(ONLY_SPEED, its, (OTHER_PARITY,), kernels=lambda v: v.warpgroups == 2) for its in TURNS),
