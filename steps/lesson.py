@@ -26,7 +26,7 @@ from tutorial_lib import drawings, limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiled import Compiled
 from tutorial_lib.compiler import CompilerError
-from tutorial_lib.display import Html, Page, code, difference, table
+from tutorial_lib.display import Html, Page, code, difference, in_any_theme, table
 from tutorial_lib.exercises import clean
 from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import NO_GPU, describe_machine, describe_versions, gpu_turn, has_gpu, why_no_gpu
@@ -110,7 +110,7 @@ class Lesson:
         """One line: where this chapter was executed, and what of it is timed."""
         if not (self.never_timed and (why := _part(self.step).untimed)):
             return machine(None if self.never_timed else self.recorded, self.refused)
-        return Page(
+        return in_any_theme(
             f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: {why}. What is told "
             "of their speed comes from a model and from the simulator.**"
         )
@@ -133,7 +133,7 @@ class Lesson:
             keys, beside = (0, first + own if self.problem.causal else length), ("Q, O", "K, V →")
             shares = [(name, queries, keys) for name, queries in zip(who, strips)]
         title = {f"One block of step {self.step.label}": shares}
-        return Page(drawings.work(title, length, (tile.query, tile.key), self.problem.causal, beside))
+        return in_any_theme(drawings.work(title, length, (tile.query, tile.key), self.problem.causal, beside))
 
     def barriers(self) -> Page:
         """The kernel's barriers, as the simulator sees one block use them: who arrives how often, and who waits."""
@@ -763,7 +763,9 @@ def machine(recorded: Run | None, refused: str | None = None) -> Page:
     """One line: what this machine can do. refused: why its GPU is of no use for a chapter, as a clause."""
     if has_gpu() and not refused:
         here = describe_machine("cuda")
-        return Page(f"**Executed on a GPU, {here['name']} ({here['arch']}): kernels ran on it, timings are its own.**")
+        return in_any_theme(
+            f"**Executed on a GPU, {here['name']} ({here['arch']}): kernels ran on it, timings are its own.**"
+        )
     shown = (
         f"Timings were recorded on {recorded.machine['name']}"
         if recorded
@@ -777,7 +779,7 @@ def machine(recorded: Run | None, refused: str | None = None) -> Page:
     if recorded and recorded.compilers and recorded.compilers != here:
         told += f" Machine code here is that of {here}. The timed kernels were made by {recorded.compilers}, "
         told += "so the code that was timed may differ from the code on this page."
-    return Page(told)
+    return in_any_theme(told)
 
 
 def _name(value: object) -> str:

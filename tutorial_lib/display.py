@@ -8,6 +8,8 @@ from difflib import SequenceMatcher
 
 from tutorial_lib import plots, tables
 
+# Figures and listings are light. In a dark theme they are turned round, and keep their hues.
+TURNED = "filter: invert(0.9) hue-rotate(180deg);"
 # Ink and paper are both named, so that a page of dark theme does not put its own behind the one or over the other.
 PAPER, INK = "#f8f8f8", "#1a1a1a"
 MARKED = {"+": "#d3f0d3", "-": "#fadbd4"}
@@ -37,6 +39,15 @@ class Page:
 
         for part in self.parts:
             display(*[_bundle(part)], raw=True)
+
+
+def in_any_theme(*parts) -> Page:
+    """A page that tells JupyterLab, where its theme is dark, to turn round all figures and listings of the notebook.
+
+    JupyterLab takes the style from a cell that has run, or from a notebook that is trusted.
+    """
+    turned = f'[data-jp-theme-light="false"] :is(.jp-RenderedImage img, .jp-RenderedHTML pre[style]) {{ {TURNED} }}'
+    return Page(Html(f"<style>{turned}</style>", ""), *parts)
 
 
 def _bundle(part) -> dict:

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from tutorial_lib.course import read_course
+from tutorial_lib.display import TURNED
 
 TITLE = "Fused attention, one optimization a step"
 OPTIONS = {
@@ -34,9 +35,9 @@ OPTIONS = {
 }
 
 # What Furo lacks. Tables may be wider than running text, where a window has room beside its drawers: 15em for the
-# chapters, and from 82em on as much for the headings; Furo gives both 46em. Figures and listings are light: in the dark
-# theme they are turned round, and keep their hues. A page of paper does not scroll.
-DARK = "article :is(img, pre[style]) { filter: invert(0.9) hue-rotate(180deg); }"
+# chapters, and from 82em on as much for the headings; Furo gives both 46em. A page of paper does not
+# scroll.
+DARK = f"article :is(img, pre[style]) {{ {TURNED} }}"
 STYLE = f"""\
 @media (min-width: 67em) {{
   .content {{ width: calc(100vw - 22.5em); }}

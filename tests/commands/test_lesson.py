@@ -262,7 +262,7 @@ def test_with_nothing_recorded_it_still_teaches(tmp_path):
 def test_a_page_draws_who_computes_which_scores(name, causal, strips):
     lesson = Lesson(name)
     lesson = Lesson(name, dataclasses.replace(lesson.problem, causal=causal))
-    [figure] = lesson.block("one", "other").parts
+    _, figure = lesson.block("one", "other").parts
     [axes] = figure.axes
     drawn = [patch for patch in axes.patches if hasattr(patch, "get_x")]
     assert [(p.get_x(), p.get_y(), p.get_width(), p.get_height()) for p in drawn[:2]] == strips

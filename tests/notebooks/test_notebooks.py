@@ -229,6 +229,14 @@ def test_what_a_page_tells_to_read_is_in_its_listings(path):
     assert {name for names in told for name in re.findall(r"\w+", names.replace(" and ", " "))} <= listed
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.stem)
+def test_figures_follow_a_dark_theme(path):
+    """One cell tells JupyterLab to turn them round; without it they are white on a black page."""
+    shown = [output.get("data", {}) for cell in committed(path).cells for output in cell.get("outputs", [])]
+    drawn = any("image/png" in data for data in shown)
+    assert not drawn or any("data-jp-theme-light" in data.get("text/html", "") for data in shown)
+
+
 def is_module(name: str) -> bool:
     try:
         importlib.import_module(name)
