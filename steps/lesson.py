@@ -397,10 +397,10 @@ class Lesson:
         both = self._limits()
         return both[0][1].seconds / both[1][1].seconds if len(both) == 2 else None
 
-    def _scored(self, measured: float) -> str:
-        """How far the guess and the model were from the measurement."""
+    def _scored(self, measured: str) -> str:
+        """How far the guess and the model were from the measurement, as the page shows it."""
         guesses = [("Your guess", self.guess), ("The model", self._modelled())]
-        told = [f"{who} said {said:.2f}, {_off(round(said, 2) / round(measured, 2))}." for who, said in guesses if said]
+        told = [f"{who} said {said:.2f}, {_off(round(said, 2) / float(measured))}." for who, said in guesses if said]
         return " ".join(told)
 
     # --- the run ---
@@ -483,7 +483,7 @@ class Lesson:
         if now.speedup_vs_baseline and now.previous != pass_of(self.step).baseline:
             found.append(tables.times_as_fast(pass_of(self.step).baseline_in_tables, now.speedup_vs_baseline))
         if ratio := now.speedup_vs_previous if self.rival is self.previous else now.speedup_vs_baseline:
-            found.append(self._scored(ratio.median))
+            found.append(self._scored(tables.digits(ratio)[0]))
         return Page(where, figure, " ".join(found), MEDIANS if found else "")
 
     def _timed_elsewhere(self) -> str:
@@ -637,8 +637,7 @@ class Lesson:
         ]
         cells = [(run, tables.marked(s)) for run, s in found if _besides(run, "bfloat16") not in verdicts]
         told = f"Times as fast as step {self.previous.label}, as recorded (p10–p90, and our verdict):"
-        left = f"Not shown: {len(same)} records of these problems in bfloat16; the verdict is the same in {sum(same)}."
-        return Page(told, tables.by_problem(cells), left if same else "")
+        return Page(told, tables.by_problem(cells), _not_shown(same))
 
     # --- an exercise ---
 
@@ -746,6 +745,15 @@ def _besides(run: Run, dtype: str) -> tuple | None:
     """What a record in this dtype shares with one of the same problem in another; None for a record in another."""
     problem = run.the_problem()
     return (dataclasses.replace(problem, dtype="float16").slug, run.compilers) if problem.dtype == dtype else None
+
+
+def _not_shown(same: list[bool]) -> str:
+    """What a table leaves out: same says of each record in bfloat16 whether its verdict is that of the one shown."""
+    if len(same) == 1:
+        verdict = "the same" if same[0] else "another"
+        return f"Not shown: one record of these problems in bfloat16; its verdict is {verdict}."
+    told = f"Not shown: {len(same)} records of these problems in bfloat16; the verdict is the same in {sum(same)}."
+    return told if same else ""
 
 
 def _off(ratio: float) -> str:

@@ -6,6 +6,7 @@ As in ``steps.lesson``, what a machine without a GPU cannot measure is shown as 
 from __future__ import annotations
 
 import dataclasses
+import re
 import statistics
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from tutorial_lib.records import recorded_physics
 from tutorial_lib.results import Measurement, Run, Speedup, best_of, of_every_part, of_one_machine
 
 __all__ = ["machine"]  # every chapter begins with it
+
+HELD_BACK = re.compile(r"The GPU said of (\S+) of the samples that it was held back (.+)\. NVML called its clock")
 
 
 def recorded(problem: Problem = HEADLINE, results: Path = RESULTS) -> Run | None:
@@ -233,11 +236,12 @@ def lengths(causal: bool = True) -> Page:
 
 def wall(arch: str = DEFAULT_ARCH) -> Page:
     """Tensor cores and exponentials as ceilings over head_dim, and the best recorded step and peer under them."""
-    best: dict[str, dict[int, float]] = {"the best step": {}, "the best peer": {}}
+    ours, others = "the best step", "the best other library"
+    best: dict[str, dict[int, float]] = {ours: {}, others: {}}
     for run in recorded_runs(RESULTS):
         if run.machine["arch"] != arch:
             continue
-        for label, measured in (("the best step", [*run.steps[1:], *run.inside]), ("the best peer", run.peers)):
+        for label, measured in ((ours, [*run.steps[1:], *run.inside]), (others, run.peers)):
             head_dim, reached = run.problem["head_dim"], max((m.tflops or 0 for m in measured), default=0)
             if head_dim <= 256:
                 best[label][head_dim] = max(reached, best[label].get(head_dim, 0))
@@ -407,7 +411,14 @@ def going_on(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
     told = f"Recorded: {tables.origin(run)}."
     if run.ceiling and (ceiling := run.ceiling.sustained):
         told += f" The matrix product reaches {ceiling.tflops:.0f} TFLOPS at {ceiling.clock_ghz:.2f} GHz there."
-    return Page(told, tables.markdown(*tables.sustained(run, names)), "\n\n".join(run.notes))
+    return Page(told, tables.markdown(*tables.sustained(run, names)), "\n\n".join(map(_as_noted_now, run.notes)))
+
+
+def _as_noted_now(note: str) -> str:
+    """What a run notes of the GPU's clock; older records say it in other words."""
+    return HELD_BACK.sub(
+        r"In \1 of all samples the GPU reported that it was held back \2. NVML reported clock rates of", note
+    )
 
 
 def loads() -> Page:

@@ -51,13 +51,13 @@ def ratio(speedup: Speedup | None, told: str | None = None) -> str:
     """Such as ``1.05× (1.03–1.07) faster``; told: other words for the verdict."""
     if speedup is None:
         return NOTHING
-    median, low, high = _digits(speedup)
+    median, low, high = digits(speedup)
     return f"{median}× ({low}–{high}) {told or _verdict(speedup)}"
 
 
 def times_as_fast(other: str, speedup: Speedup) -> str:
     """As ``ratio``, in a sentence: with the verdict apart, as "0.50× slower" would be another number."""
-    median, low, high = _digits(speedup)
+    median, low, high = digits(speedup)
     return f"Times as fast as {other}: **{median}×** (p10–p90 {low}–{high}); verdict: {_verdict(speedup)}."
 
 
@@ -65,7 +65,7 @@ def _verdict(speedup: Speedup) -> str:
     return "same code" if speedup.same_code else speedup.verdict
 
 
-def _digits(speedup: Speedup) -> list[str]:
+def digits(speedup: Speedup) -> list[str]:
     """Median, low and high; more than two digits only where fewer belie the verdict."""
     found = speedup.median, speedup.low, speedup.high
 

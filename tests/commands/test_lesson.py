@@ -357,10 +357,21 @@ def test_where_shows_one_of_two_records_that_differ_in_the_dtype_alone(monkeypat
     assert "| 64 | bf16 | full |" in alone and "Not shown" not in alone
 
 
+def test_what_a_table_leaves_out_is_told_of_one_record_and_of_several():
+    assert lessons._not_shown([]) == ""
+    assert lessons._not_shown([True]).endswith("one record of these problems in bfloat16; its verdict is the same.")
+    assert lessons._not_shown([False]).endswith("its verdict is another.")
+    assert lessons._not_shown([True, False]).endswith(
+        "2 records of these problems in bfloat16; the verdict is the same in 1."
+    )
+
+
 def test_how_far_a_prediction_was_off_follows_from_the_numbers_on_the_page():
     lesson = Lesson("exp2")
     lesson._modelled = lambda: 1.004
-    assert lesson._scored(1.0551) == "The model said 1.00, 6% too low."  # 1.06 is shown; the ratio itself is 5% off
+    assert lesson._scored("1.06") == "The model said 1.00, 6% too low."  # of a ratio of 1.0551, too
+    lesson = Lesson("larger_tile", HEADLINE)  # whose ratio of 1.015 has three digits, as 1.02 would not be the same
+    assert "**1.015×**" in words(lesson.time()) and "The model said 0.93, 8% too low." in words(lesson.time())
 
 
 PAGES = {  # what is called -> what its words hold, and what they do not

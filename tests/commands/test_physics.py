@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from contextlib import nullcontext
 
 import pytest
@@ -76,7 +77,9 @@ def test_tables_of_clock_and_power_are_of_the_gpu_with_most_records():
     usual = of_one_machine(recorded_runs(RESULTS))[0].machine["name"]
     assert runs[0].machine["name"] != usual
     assert summary.clocked().machine["name"] == usual
-    assert f"Recorded: {usual}" in str(summary.going_on().parts[0])
+    page = summary.going_on()
+    assert f"Recorded: {usual}" in str(page.parts[0])
+    assert re.search(r"In \d+% of all samples the GPU reported that it was held back \(power limit\)", page.parts[-1])
 
 
 @pytest.fixture
