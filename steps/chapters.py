@@ -24,7 +24,7 @@ INTRODUCTION = """# The course: fused attention, one optimization a step
 
 Someone who knows Python and PyTorch, and no GPU, learns here to write a fast attention kernel. Read the numbered
 chapters in their order: {chapters} of them, about {hours} hours together. The others stand beside this path: they can
-wait, or be left out. In brackets stands how many minutes a chapter takes, and which step it stands on.
+wait, or be left out. Parentheses say how many minutes a chapter takes, and which step it stands on.
 
 **To do the course**, run `make learn`. It opens your own copy of the chapters in JupyterLab, in the folder `learn/`.
 Every chapter but the glossary has an exercise; your answers are kept in `learn/answers/`, and `python -m

@@ -42,8 +42,8 @@ def draw_banks():
     from steps import get_step
     from tutorial_lib import drawings
 
-    variants = {name: get_step(name).variant(DRAWN) for name in ("explicit", "swizzle")}
-    return drawings.banks([(f"step {name}", v.shared, v.columns) for name, v in variants.items()])
+    variants = {step.label: step.variant(DRAWN) for step in map(get_step, ("explicit", "swizzle"))}
+    return drawings.banks([(f"step {label}", v.shared, v.columns) for label, v in variants.items()])
 
 
 def draw_owners():

@@ -26,7 +26,7 @@ from tutorial_lib import drawings, limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiled import Compiled
 from tutorial_lib.compiler import CompilerError
-from tutorial_lib.display import Html, Page, code, difference, in_any_theme, table
+from tutorial_lib.display import Html, Page, callers_below, code, difference, in_any_theme, table
 from tutorial_lib.exercises import clean
 from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import NO_GPU, describe_machine, describe_versions, gpu_turn, has_gpu, why_no_gpu
@@ -297,7 +297,7 @@ class Lesson:
             return self.traffic(self.previous) if self.previous.backend == "torch" else Page()
         taken = before.latency_ms.median / 1000 if before and before.latency_ms else None
         parts = [
-            f"What each unit needs at least for step {self.previous.label}, from the instructions of its hot loop:",
+            f"The least time of each unit for step {self.previous.label}, from the instructions of its hot loop:",
             pictures.units([(self.previous.label, limit, taken)]),
         ]
         if taken:
@@ -342,8 +342,8 @@ class Lesson:
         if guess is None:
             answer = "the model gives its answer, and both are" if self._modelled() else "it is"
             return Page(
-                f"How many times as fast as step {before} will this be? Write your guess between the brackets, such "
-                f"as `lesson.predict(1.5)`, and run the cell again: then {answer} compared with the measurement below."
+                f"How many times as fast as step {before} will this be? Write your guess between the parentheses, as "
+                f"in `lesson.predict(1.5)`, and run the cell again: then {answer} compared with the measurement below."
             )
         if isinstance(guess, bool) or not isinstance(guess, int | float) or not 0 < guess < 1000:
             return Page(f"A guess is a number such as 1.5: times as fast as step {before}. This came: `{guess!r}`.")
@@ -352,7 +352,7 @@ class Lesson:
         if kernels := self._limits():
             parts.append(pictures.units([(label, limit, None) for label, limit in kernels]))
         if modelled := self._modelled():
-            parts.append(f"By what each unit needs at least, the model allows {modelled:.2f} times.")
+            parts.append(f"By the least times of the units, the model allows {modelled:.2f} times.")
         return Page(*parts)
 
     def _predict_unit(self, guess: str | None) -> Page:
@@ -368,7 +368,7 @@ class Lesson:
         if guess is None:
             return Page(
                 f"{nobody} The model can answer another question: which unit needs longest for this step? Write one of "
-                f'{known} between the brackets, such as `lesson.predict("memory")`, and run the cell again.'
+                f'{known} between the parentheses, as in `lesson.predict("memory")`, and run the cell again.'
             )
         if guess not in units:
             return Page(f"A guess is one of {known}. This came: `{guess!r}`.")
@@ -383,10 +383,11 @@ class Lesson:
             if not limit.overlapped
         ]
         return Page(
-            f"Your guess: {guess}. By the model it is {longest}. What each unit needs at least, as a share of that:",
+            f"Your guess: {guess}. By the model it is {longest}. The least time of each unit, as a share of that:",
             table(["unit", *(f"step {label}" for label, _ in kernels)], rows),
             " ".join(turns),
-            "The model knows rates, and no waiting. `tutorial_lib/architectures.py` has the rates and their sources.",
+            "The model knows the rates of the units, but nothing about waiting. "
+            "`tutorial_lib/architectures.py` has the rates and their sources.",
         )
 
     def _limits(self) -> list[tuple]:
@@ -518,6 +519,8 @@ class Lesson:
         headers = [f"{made_by}, {self.arch}", *(s.label for s, _ in compared)]
         counted = [row for row in counted if row in shown]
         note = f"Rows with ncu were recorded: {tables.origin(self.recorded)}." if counted else ""
+        if any("bank conflicts" in row[0] for row in counted) and (tiles := compared[-1][1].get("kv_tiles")):
+            note += f" All blocks of step {self.step.label} together visit {tiles:,} tiles of keys."
         return Page(same, table(headers, shown) if shown else "No figure changed.", note)
 
     def machine_code(self, pattern: str, lines: int = 10) -> Page:
@@ -556,7 +559,7 @@ class Lesson:
         simulated = beside_simulated(self.step, trace)
         headers, cells = tables.trace_table(trace, simulated.shares)
         told = f"Recorded: {trace.machine['name']}, {trace.the_problem().describe()}, {trace.day}, {trace.compilers}. "
-        told += f"{tables.about_trace(trace)} In brackets: on the simulator, with fewer heads on fewer SMs."
+        told += f"{tables.about_trace(trace)} In parentheses: on the simulator, with fewer heads on fewer SMs."
         picture = pictures.measured_timeline(trace, end, simulated)
         return Page(picture) if end else Page(told, picture, table(headers, cells))
 
@@ -683,7 +686,7 @@ FIGURES = [
     ("shared memory, bytes", "shared_bytes"),
     ("spilled, bytes", "spilled_bytes"),
     ("blocks per SM", "blocks_per_sm"),
-    ("limited by", "limited_by"),
+    ("blocks per SM limited by", "limited_by"),
     ("instructions", "instructions"),
     ("hot loop, an iteration", "hot_loop_instructions"),
 ]
@@ -706,7 +709,6 @@ AROUND = 3  # lines around what changed
 BLOCKS = 4  # that compute a head, of which one is drawn
 AMERICAN = {"synchronisation": "synchronization"}  # kinds of instructions that records spell otherwise
 FINDINGS = 2  # of the simulator that are shown whole
-CALLER = re.compile(r" < (?=[\w.]+:\d+ )")  # in what the simulator tells; a line of code compares with " < ", too
 
 
 def _examined(step: WrittenStep, problem: Problem, seed: int | None) -> str:
@@ -714,7 +716,7 @@ def _examined(step: WrittenStep, problem: Problem, seed: int | None) -> str:
     wrong, _, _ = Examination(step, problem, 0).under(seed)
     if not wrong:
         return "```\nCorrect: no race, no missing fence, no deadlock was found.\n```"
-    told = [CALLER.sub("\n      called at ", plainly(found)) for found in wrong]
+    told = [callers_below(plainly(found)) for found in wrong]
     rest = [f"... and {len(told) - FINDINGS} more."] if len(told) > FINDINGS + 1 else told[FINDINGS:]
     return "```\n" + "\n".join([*told[:FINDINGS], *rest]) + "\n```"
 
@@ -752,7 +754,8 @@ def _not_shown(same: list[bool]) -> str:
     if len(same) == 1:
         verdict = "the same" if same[0] else "another"
         return f"Not shown: one record of these problems in bfloat16; its verdict is {verdict}."
-    told = f"Not shown: {len(same)} records of these problems in bfloat16; the verdict is the same in {sum(same)}."
+    agree = "all of them" if all(same) else str(sum(same))
+    told = f"Not shown: {len(same)} records of these problems in bfloat16; the verdict is the same in {agree}."
     return told if same else ""
 
 

@@ -66,7 +66,7 @@ class LessonTogether(Lesson):
             )
             return Page(
                 f"{question}: how many times as fast as step {before.label} will step {self.step.label} be? Write your "
-                f"guess between the brackets, such as `lesson.predict(1.5)`, and run the cell again. {answer}"
+                f"guess between the parentheses, as in `lesson.predict(1.5)`, and run the cell again. {answer}"
             )
         if isinstance(guess, bool) or not isinstance(guess, int | float) or not 0 < guess < 1000:
             return Page(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -14,6 +15,7 @@ TURNED = "filter: invert(0.9) hue-rotate(180deg);"
 PAPER, INK = "#f8f8f8", "#1a1a1a"
 MARKED = {"+": "#d3f0d3", "-": "#fadbd4"}
 NEWLINE = "\n"
+CALLER = re.compile(r" < (?=[\w.]+:\d+ )")  # in what the simulator tells; a line of code compares with " < ", too
 CODE = (
     f"background:{PAPER}; color:{INK}; font-family:monospace; line-height:1.35; font-size:90%; "
     "max-height:44em; overflow:auto; white-space:pre; padding:0.6em"
@@ -48,6 +50,11 @@ def in_any_theme(*parts) -> Page:
     """
     turned = f'[data-jp-theme-light="false"] :is(.jp-RenderedImage img, .jp-RenderedHTML pre[style]) {{ {TURNED} }}'
     return Page(Html(f"<style>{turned}</style>", ""), *parts)
+
+
+def callers_below(told: str) -> str:
+    """What the simulator tells, with each caller of a line in a line of its own."""
+    return CALLER.sub("\n      called at ", told)
 
 
 def _bundle(part) -> dict:

@@ -81,7 +81,7 @@ class Exercise(ABC):
         if function.__name__ != self.function:
             return Verdict(False, f"The function must be called `{self.function}`, not `{function.__name__}`.")
         if line := unfilled(source):
-            return Verdict(False, f"Not filled in yet: `...` stands in `{line}`.")
+            return Verdict(False, f"Not filled in yet: the line `{line}`.")
         try:
             wrong = self.judge(function, random.Random(secrets.randbits(64)))
         except Exception as error:

@@ -52,7 +52,7 @@ def gpu_picture(gpu: Gpu):
     box(10.25, 0.55, 4.1, 1.6, memory, "white", hatch="", size=8)
     axes.annotate("", (12.3, 2.15), (12.3, 2.55), arrowprops={"arrowstyle": "<->", "color": GREY})
     axes.annotate("", (12.3, 3.7), (12.3, 3.9), arrowprops={"arrowstyle": "-", "color": GREY})
-    axes.text(7.3, 0.0, f"what a unit gives is for one clock of {gpu.clock / 1e9:.3g} GHz", ha="center", fontsize=8)
+    axes.text(7.3, 0.0, f"rates are per clock, at {gpu.clock / 1e9:.3g} GHz", ha="center", fontsize=8)
     axes.set(xlim=(-0.1, 14.7), ylim=(-0.25, 8.55))
     axes.axis("off")
     return figure

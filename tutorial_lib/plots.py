@@ -197,7 +197,8 @@ def path(steps: Sequence[Measurement], baseline: Measurement, others: Sequence[M
         axes.axvline(m.tflops, color=ORANGE, linestyle=style)
         name = "SDPA" if m is baseline else m.title
         told = f" {name} {m.tflops:.0f} "
-        axes.annotate(told, (m.tflops, -0.6), color=ORANGE, ha=side, fontsize=8, annotation_clip=False)
+        top = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
+        axes.annotate(told, (m.tflops, 1), (0, 2), color=ORANGE, ha=side, fontsize=8, annotation_clip=False, **top)
     axes.set_xlim(0, 1.2 * max(m.tflops for m in (*steps, baseline)))
     axes.set_xlabel("TFLOPS, and the share of SDPA's", fontsize=8)
     return figure

@@ -495,7 +495,7 @@ COUNTED: list[Column] = [
     ("DRAM read MB", counter("dram_read_bytes", 1e6)),
     ("DRAM written MB", counter("dram_written_bytes", 1e6)),
     ("shared bank conflicts", counter("shared_bank_conflicts")),
-    ("of them ldmatrix", counter("ldmatrix_bank_conflicts")),
+    ("of them by ldmatrix", counter("ldmatrix_bank_conflicts")),
     ("achieved occupancy %", counter("achieved_occupancy_pct")),
 ]
 

@@ -24,7 +24,7 @@ def load_box(source, row, buffer, full, n):
 
 @gluon.jit
 def double(source, target, boxes):
-    """target = 2 * source, one box after the other, in one buffer in shared memory."""
+    """target = 2 * source, one box after another, in one buffer in shared memory."""
     buffer = gl.allocate_shared_memory(gl.float16, [ROWS, COLUMNS], source.layout)
     full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(full, count=1)

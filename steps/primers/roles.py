@@ -93,7 +93,7 @@ def consume(target, ring, tiles):
 
 @gluon.jit
 def matmul(a, b, target, tiles):
-    """target = a @ b, a tile of their common axis after the other: one warp fetches, four multiply."""
+    """target = a @ b, one tile of their common axis after another: one warp fetches, four multiply."""
     ring = Ring(
         gl.allocate_shared_memory(gl.float16, [STAGES, SIDE, SIDE], SHARED),
         gl.allocate_shared_memory(gl.float16, [STAGES, SIDE, SIDE], SHARED),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from steps.writing.written import module_in, replaced
 from tutorial_lib import pictures
-from tutorial_lib.display import Page, code
+from tutorial_lib.display import Page, callers_below, code
 from tutorial_lib.exercises import Exercise, explained, source_of
 from tutorial_lib.simulator.breaking import without as text_without
 
@@ -68,7 +68,8 @@ def simulated(text: str, case: str, chance: random.Random, seed: int | None = No
 
 
 def _quoted(what: str, told: str, module) -> str:
-    return f"{what}\n\n```\n{told.replace(f'{module.__name__}.py', 'kernel')}\n```"
+    told = callers_below(told.replace(f"{module.__name__}.py", "kernel"))
+    return f"{what}\n\n```\n{told}\n```"
 
 
 def _first_wrong(target, right) -> str | None:

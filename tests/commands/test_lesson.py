@@ -92,7 +92,7 @@ def test_the_loss_of_a_step_is_shown_without_the_speeds_of_the_path():
     """As the chapter does that explains the model, before any step is guessed."""
     lesson = Lesson("persistent")
     shown, path = words(lesson.lost()), words(lesson.stand())
-    assert "What each unit needs at least for step 8 larger_tile" in shown and shown in path
+    assert "The least time of each unit for step 8 larger_tile" in shown and shown in path
     assert "SDPA's speed" in path and "SDPA's speed" not in shown and len(lesson.lost().parts) == 3
 
 
@@ -233,6 +233,26 @@ def test_evidence_shows_what_changed_most_and_no_more():
     assert "<details>" not in words(Lesson("occupancy").evidence())
 
 
+def test_conflicts_are_set_beside_the_tiles_that_are_visited():
+    tiles = 4 * 32 * sum(-(-64 * (i + 1) // 128) for i in range(4096 // 64))  # 64 queries, 128 keys, causal
+    assert f"All blocks of step 6 occupancy together visit {tiles:,} tiles of keys." in words(
+        Lesson("occupancy").evidence()
+    )
+    assert "together visit" not in words(Lesson("wgmma").evidence())  # which shows no conflicts
+
+
+@pytest.mark.parametrize("name", ["mma", "exp2", "wgmma"])
+def test_no_name_is_cut_off_at_the_edge_of_the_path(name):
+    """A path of one bar is a low figure."""
+    [figure] = [part for part in Lesson(name).stand().parts[:2] if hasattr(part, "axes")]
+    figure.draw_without_rendering()
+    named = [text for axes in figure.axes for text in axes.texts]
+    assert any("SDPA" in text.get_text() for text in named)
+    assert all(
+        figure.bbox.containsx(x) and figure.bbox.containsy(y) for t in named for x, y in t.get_window_extent().corners()
+    )
+
+
 @pytest.mark.parametrize("name", ["naive", "formulas"])
 def test_who_computes_hidden_scores_needs_twice_as_long_for_the_products(name):
     lesson = Lesson(name)
@@ -245,7 +265,7 @@ def test_who_computes_hidden_scores_needs_twice_as_long_for_the_products(name):
 def test_with_nothing_recorded_it_still_teaches(tmp_path):
     lesson = Lesson("exp2", results=tmp_path)
     assert "No timing of B=4" in words(lesson.time())
-    assert "What each unit needs at least" in words(lesson.stand())
+    assert "The least time of each unit" in words(lesson.stand())
     assert "instructions" in words(lesson.evidence()) and "ncu" not in words(lesson.evidence())
     assert words(lesson.where()) == "No record compares step 3 exp2 with step 2 mma."
 
@@ -350,7 +370,8 @@ def test_where_holds_no_ratio_to_another_step():
 def test_where_shows_one_of_two_records_that_differ_in_the_dtype_alone(monkeypatch):
     rows = words(Lesson("producer").where())
     assert "| 64 | fp16 | full |" in rows and "| bf16 |" not in rows
-    assert "Not shown: 30 records of these problems in bfloat16; the verdict is the same in 30." in rows
+    assert "Not shown: 30 records of these problems in bfloat16; the verdict is the same in all of them." in rows
+    assert "the verdict is the same in 27." in words(Lesson("register_reallocation").where())
     kept = [run for run in recorded_runs(RESULTS) if run.the_problem().dtype == "bfloat16"]
     monkeypatch.setattr(lessons, "recorded_runs", lambda *_: kept)
     alone = words(Lesson("producer").where())

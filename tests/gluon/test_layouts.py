@@ -82,8 +82,8 @@ def test_only_split_kv_exchanges():
 def test_the_drawings_show_the_layouts():
     banks = layouts.draw_banks()
     assert [axes.get_title() for axes in banks.axes[:2]] == [
-        "step explicit: 8 wavefronts a matrix",
-        "step swizzle: 1 wavefront a matrix",
+        "step 100 explicit: 8 wavefronts a matrix",
+        "step 101 swizzle: 1 wavefront a matrix",
     ]
     heights = [[bar.get_height() for bar in axes.patches] for axes in banks.axes[2:]]
     assert heights == [[0] * 8 + [8] * 4 + [0] * 20, [1] * 32]
