@@ -99,13 +99,13 @@ def lds_rows(problem: Problem) -> list[list[str]]:
         ("gfx950", "in order: step mfma", mfma, None),
         (
             "gfx950",
-            "16 bytes of padding behind a row",
+            "16 bytes of padding after each row",
             mfma,
             lambda columns: partial(padded_address, columns, columns, 8),
         ),
         (
             "gfx950",
-            "16 bytes behind 1024: what direct copies allow",
+            "16 bytes after every 1024: what direct copies allow",
             mfma,
             lambda n: partial(padded_address, n, 512, 8),
         ),

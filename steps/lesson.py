@@ -14,7 +14,7 @@ from pathlib import Path
 
 from steps import INSIDE, get_step
 from steps.core.fused import FusedStep
-from steps.core.ladder import DELETED, Part, line, module_file, owner_of, part_of, program_file
+from steps.core.ladder import DELETED, Part, called, line, module_file, owner_of, part_of, program_file
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_runs
 from steps.core.step import Step, Unsupported
@@ -111,8 +111,8 @@ class Lesson:
         if not (self.never_timed and (why := _part(self.step).untimed)):
             return machine(None if self.never_timed else self.recorded, self.refused)
         return in_any_theme(
-            f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: {why}. What is told "
-            "of their speed comes from a model and from the simulator.**"
+            f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: {why}. What this "
+            "chapter says about speed comes from a model and from the simulator.**"
         )
 
     def _ipython_display_(self) -> None:
@@ -132,7 +132,7 @@ class Lesson:
         else:
             keys, beside = (0, first + own if self.problem.causal else length), ("Q, O", "K, V →")
             shares = [(name, queries, keys) for name, queries in zip(who, strips)]
-        title = {f"One block of step {self.step.label}": shares}
+        title = {f"One block of {called(self.step)}": shares}
         return in_any_theme(drawings.work(title, length, (tile.query, tile.key), self.problem.causal, beside))
 
     def barriers(self) -> Page:
@@ -142,7 +142,7 @@ class Lesson:
         notes = {"backward": backward_notes, "fp8": fp8_notes}.get(self.step.direction, forward_notes)
         headers, *rows = barrier_rows(notes(self.step, self.problem))
         told = (
-            f"The barriers of step {self.step.label}. A role has the name of its function, and a number. TMA brings "
+            f"The barriers of {called(self.step)}. A role has the name of its function, and a number. TMA brings "
             "bytes, which do not count as an arrival: a phase also waits for all bytes that were announced."
         )
         return Page(told, table(headers, rows))
@@ -170,7 +170,7 @@ class Lesson:
         try:
             before = without_title(written_out(self.previous, problem, self.arch))
         except Unsupported:
-            told = f"{self.step.shown}, because step {self.previous.label} does not run {self.problem.describe()}. "
+            told = f"{self.step.shown}, because {called(self.previous)} does not run {self.problem.describe()}. "
             return [told + where + ".", code(text)]
         holes = [f"- `{change}`" for change in dataclasses.replace(self.step, previous=self.previous).key_changes()]
         changes = "\n".join(["What changes:", "", *holes])
@@ -297,7 +297,7 @@ class Lesson:
             return self.traffic(self.previous) if self.previous.backend == "torch" else Page()
         taken = before.latency_ms.median / 1000 if before and before.latency_ms else None
         parts = [
-            f"The least time of each unit for step {self.previous.label}, from the instructions of its hot loop:",
+            f"The least time of each unit for {called(self.previous)}, from the instructions of its hot loop:",
             pictures.units([(self.previous.label, limit, taken)]),
         ]
         if taken:
@@ -338,17 +338,17 @@ class Lesson:
         """
         if self.never_timed:
             return self._predict_unit(guess)
-        before = self.rival.label
+        before = called(self.rival)
         if guess is None:
             answer = "the model gives its answer, and both are" if self._modelled() else "it is"
             return Page(
-                f"How many times as fast as step {before} will this be? Write your guess between the parentheses, as "
+                f"How many times as fast as {before} will this be? Write your guess between the parentheses, as "
                 f"in `lesson.predict(1.5)`, and run the cell again: then {answer} compared with the measurement below."
             )
         if isinstance(guess, bool) or not isinstance(guess, int | float) or not 0 < guess < 1000:
-            return Page(f"A guess is a number such as 1.5: times as fast as step {before}. This came: `{guess!r}`.")
+            return Page(f"A guess is a number such as 1.5: times as fast as {before}. This came: `{guess!r}`.")
         self.guess = float(guess)
-        parts = [f"Your guess: {guess:g} times as fast as step {before}."]
+        parts = [f"Your guess: {guess:g} times as fast as {before}."]
         if kernels := self._limits():
             parts.append(pictures.units([(label, limit, None) for label, limit in kernels]))
         if modelled := self._modelled():
@@ -367,7 +367,7 @@ class Lesson:
         known = ", ".join(f'"{unit}"' for unit in units)
         if guess is None:
             return Page(
-                f"{nobody} The model can answer another question: which unit needs longest for this step? Write one of "
+                f"{nobody} The model can answer another question: which unit takes longest in this step? Write one of "
                 f'{known} between the parentheses, as in `lesson.predict("memory")`, and run the cell again.'
             )
         if guess not in units:
@@ -452,7 +452,7 @@ class Lesson:
         """This step, the one before and SDPA: measured here on a GPU, else as recorded."""
         if self.never_timed and (why := _part(self.step).untimed):
             return Page(
-                f"Compiled and simulated, not timed: step {self.step.label} is made for {self.step.made_for}, and "
+                f"Compiled and simulated, not timed: {called(self.step)} is made for {self.step.made_for}, and "
                 f"{why}. `python -m steps.run --steps {self.step.name}` times it on such a GPU."
             )
         if self.run is None:
@@ -470,7 +470,7 @@ class Lesson:
         where = f"{told}: {tables.origin(run)}, {len(run.rounds)} rounds."
         if now is None:
             others = ", ".join(f"step {m.label} {tables.tflops(m)} TFLOPS" for m in shown.steps)
-            told = f"Nobody has timed step {self.step.label} on {self.problem.describe()} yet."
+            told = f"Nobody has timed {called(self.step)} on {self.problem.describe()} yet."
             return Page(f"{told} To beat: {others}. {where}", self._timed_elsewhere())
         figure = plots.tflops_by_step(shown, highlight=self.step.name)
         if self.guess and before and before.tflops:
@@ -480,7 +480,7 @@ class Lesson:
             figure.axes[0].legend(frameon=False, loc="upper right")
         found = []
         if now.speedup_vs_previous:
-            found.append(tables.times_as_fast(f"step {self.previous.label}", now.speedup_vs_previous))
+            found.append(tables.times_as_fast(called(self.previous), now.speedup_vs_previous))
         if now.speedup_vs_baseline and now.previous != pass_of(self.step).baseline:
             found.append(tables.times_as_fast(pass_of(self.step).baseline_in_tables, now.speedup_vs_baseline))
         if ratio := now.speedup_vs_previous if self.rival is self.previous else now.speedup_vs_baseline:
@@ -520,7 +520,7 @@ class Lesson:
         counted = [row for row in counted if row in shown]
         note = f"Rows with ncu were recorded: {tables.origin(self.recorded)}." if counted else ""
         if any("bank conflicts" in row[0] for row in counted) and (tiles := compared[-1][1].get("kv_tiles")):
-            note += f" All blocks of step {self.step.label} together visit {tiles:,} tiles of keys."
+            note += f" All blocks of {called(self.step)} together visit {tiles:,} tiles of keys."
         return Page(same, table(headers, shown) if shown else "No figure changed.", note)
 
     def machine_code(self, pattern: str, lines: int = 10) -> Page:
@@ -532,7 +532,7 @@ class Lesson:
             return Page(f"{error}")
         if not found:
             return Page(f"Step {self.step.label} has no instruction `{pattern}` on {self.arch}.")
-        told = f"{len(found)} instructions of step {self.step.label}, for {self.arch}, {made.compiler}:"
+        told = f"{len(found)} instructions of {called(self.step)}, for {self.arch}, {made.compiler}:"
         return Page(told, "```\n" + "\n".join(found) + "\n```")
 
     def simulated(self, before: bool = True, length: int = SIMULATED_LENGTH) -> Page:
@@ -541,7 +541,7 @@ class Lesson:
         figures = []
         for step in (self.previous, self.step) if before else (self.step,):
             _, run, _ = Examination(step, problem, 0).under(None, trace=True)
-            figures.append(pictures.simulated_timeline(run.trace, run.longest, f"step {step.label}"))
+            figures.append(pictures.simulated_timeline(run.trace, run.longest, called(step)))
         told = "Simulated on the CPU: it shows what waits for what, and not how fast the kernel is."
         return Page(f"{told} {problem.describe()}, the block that takes longest.", *figures)
 
@@ -633,13 +633,13 @@ class Lesson:
         runs = of_one_machine(recorded_runs(self.results, self.step.direction))
         found = [(run, now.speedup_vs_previous) for run in runs if (now := self._mine(run)) and now.speedup_vs_previous]
         if not found:
-            return Page(f"No record compares step {self.step.label} with step {self.previous.label}.")
+            return Page(f"No record compares {called(self.step)} with {called(self.previous)}.")
         verdicts = {key: speedup.verdict for run, speedup in found if (key := _besides(run, "float16"))}
         same = [
             speedup.verdict == verdicts[key] for run, speedup in found if (key := _besides(run, "bfloat16")) in verdicts
         ]
         cells = [(run, tables.marked(s)) for run, s in found if _besides(run, "bfloat16") not in verdicts]
-        told = f"Times as fast as step {self.previous.label}, as recorded (p10–p90, and our verdict):"
+        told = f"Times as fast as {called(self.previous)}, as recorded (p10–p90, and our verdict):"
         return Page(told, tables.by_problem(cells), _not_shown(same))
 
     # --- an exercise ---

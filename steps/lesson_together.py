@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from steps import get_step
-from steps.core.ladder import PARALLEL
+from steps.core.ladder import PARALLEL, called
 from steps.core.recorded import read_run, recorded_runs
 from steps.lesson import AROUND, Lesson
 from steps.parallel import model
@@ -65,13 +65,11 @@ class LessonTogether(Lesson):
                 else "Nobody has timed either, so that the model answers."
             )
             return Page(
-                f"{question}: how many times as fast as step {before.label} will step {self.step.label} be? Write your "
+                f"{question}: how many times as fast as {called(before)} will {called(self.step)} be? Write your "
                 f"guess between the parentheses, as in `lesson.predict(1.5)`, and run the cell again. {answer}"
             )
         if isinstance(guess, bool) or not isinstance(guess, int | float) or not 0 < guess < 1000:
-            return Page(
-                f"A guess is a number such as 1.5: times as fast as step {before.label}. This came: `{guess!r}`."
-            )
+            return Page(f"A guess is a number such as 1.5: times as fast as {called(before)}. This came: `{guess!r}`.")
         self.guess = float(guess)
         _, where = self._rate()
         return Page(
@@ -91,7 +89,8 @@ class LessonTogether(Lesson):
 
     def check(self, *also: Problem) -> Page:
         """Every step of the part, in processes that torchrun starts here: against float64, and what they send."""
-        told = f"{RANKS} processes on a CPU, on {CHECKED.describe()}. PyTorch computes the parts, and gloo sends them:"
+        told = f"{RANKS} processes on a CPU, on {CHECKED.describe()}. PyTorch computes the parts. Gloo, its library to "
+        told += "send between CPUs, sends them:"
         rows = []
         for direction in ("forward", "backward"):
             rows += [
@@ -131,8 +130,8 @@ class LessonTogether(Lesson):
         """How many times as fast as the step before, where both were measured in these rounds."""
         if now is None or now.speedup_vs_previous is None:
             return ()
-        told = tables.times_as_fast(f"step {now.previous.replace('_', ' ')}", now.speedup_vs_previous)
-        return (f"{told} {self._scored(now.speedup_vs_previous.median)}",)
+        told = tables.times_as_fast(called(get_step(now.previous)), now.speedup_vs_previous)
+        return (f"{told} {self._scored(tables.digits(now.speedup_vs_previous)[0])}",)
 
     def _share_by_the_model(self, m: Measurement) -> str:
         if m.part is None:  # a peer

@@ -14,7 +14,7 @@ from pathlib import Path
 from steps import STEPS, get_step
 from steps.chapters import chapter_of
 from steps.core.grids import GRIDS
-from steps.core.ladder import DELETED, today
+from steps.core.ladder import DELETED, called, today
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_grid, recorded_runs, recorded_search, recorded_trainings
 from steps.core.step import DEFAULT_ARCH
@@ -97,14 +97,14 @@ def ladder(problem: Problem) -> Page:
 
 def over(name: str, before: str) -> Page:
     """How many times as fast a step, or one that is no more, is as another, on every problem recorded with both."""
-    label, other = name if name in DELETED else get_step(name).label, get_step(before)
+    new, old = f"variant {name}" if name in DELETED else called(get_step(name)), called(get_step(before))
     if not (found := _compared(name, before)):
-        return Page(f"No record compares step {label} with step {other.label}.")
+        return Page(f"No record compares {new} with {old}.")
     cells = []
     for run, speedup in found:
         told = tables.ratio(speedup)
         cells.append((run, told if speedup.same_code or speedup.verdict == "same" else f"**{told}**"))
-    told = f"Step {label}, times as fast as step {other.label}, as recorded (p10–p90, and our verdict):"
+    told = f"{new[0].upper()}{new[1:]}, times as fast as {old}, as recorded (p10–p90, and our verdict):"
     return Page(told, tables.by_problem(cells))
 
 
@@ -278,7 +278,7 @@ def searched(head_dim: int, causal: bool, arch: str = DEFAULT_ARCH, best: int = 
         day = (one.date or search.date)[:10]
         where = f"{search.machine['name']}, {day}, cuda-tile {search.versions['cuda-tile']}"
         failed = f", {len(one.failed)} failed" if one.failed else ""
-        of = f"kernel *{kernel}* of step {get_step(one.step).label}, " if kernel and one.step else ""
+        of = f"kernel *{kernel}* of {called(get_step(one.step))}, " if kernel and one.step else ""
         told = f"Recorded on {where}: {of}{problem.describe()}, the fastest of {len(one.found)} configurations{failed}."
         if not kernel:
             told += f" The best of four warps without a cluster is number {one.found.index(plain) + 1}."
@@ -294,7 +294,7 @@ def trial(name: str) -> Page:
     runs = recorded_trial(found, RESULTS)
     if not runs:
         return Page(f"No trial of it is recorded: `python -m steps.trials {name}`.")
-    where = f"Recorded: step {get_step(found.base).label}, {runs[0].where}."
+    where = f"Recorded: {called(get_step(found.base))}, {runs[0].where}."
     if found.is_switch:
         return Page(f"*{found.question}*", where, _switched(runs, name))
     return Page(f"*{found.question}*", where, plots.trial(runs, list(found.values), found.axis))

@@ -202,7 +202,7 @@ def multiprocessor(kernels: Sequence[tuple[str, dict]], registers: int, shared_b
     """How blocks fill an SM's registers and shared memory. kernels: label, ``Compiled.as_dict()``."""
     figure, grid = figure_with_axes(6.4, 0.8 + 0.55 * len(kernels), 1, 2, sharey=True)
     for axes, total, unit, of in (
-        (grid[0], registers / 1024, "thousand registers (Ki)", lambda r: r["registers"] * r["threads"] / 1024),
+        (grid[0], registers / 1024, "registers, in units of 1,024", lambda r: r["registers"] * r["threads"] / 1024),
         (grid[1], shared_bytes / 1024, "shared memory, KiB", lambda r: r["shared_bytes"] / 1024 + 1),
     ):
         for y, (_, resources) in enumerate(kernels):

@@ -33,7 +33,7 @@ AWAIT = gl.constexpr(
 
 @gluon.jit
 def await_written(left: gl.constexpr):
-    """Wait until TMA has written global memory, but for so many of what it was asked last.
+    """Wait until TMA has written global memory for all requests but a given number of the latest.
 
     Gluon's store_wait waits until TMA has read shared memory. [PTX ISA: cp.async.bulk.wait_group]
     """

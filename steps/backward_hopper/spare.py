@@ -126,7 +126,7 @@ def clear_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.const
 
 @gluon.jit
 def await_made(aside, pieces, work, variant: gl.constexpr):
-    """Wait until so many pieces are there of what spare warps make for this block's head."""
+    """Wait until spare warps have made a given number of pieces for this block's head."""
     own = own_line(work)
     if own >= lines_ahead(variant):  # what those before need a kernel has made
         gl.inline_asm_elementwise(AWAIT, "=r,l,r", [aside.counts + own, pieces], dtype=gl.int32, is_pure=False, pack=1)

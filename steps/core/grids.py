@@ -256,7 +256,7 @@ GRIDS = {
         "sliding windows in the backward pass: layers of gpt-oss and Gemma 3", _window_gradients(), "backward"
     ),
     "gradients_models": Grid(
-        "those of the backward pass that models ask for beside long sequences", _model_gradients(), "backward"
+        "those of models in the backward pass, other than long sequences", _model_gradients(), "backward"
     ),
     "few": Grid("1 to 256 queries for each head of a group against 8192 keys", _few_queries()),
     "models": Grid("short, small and odd problems of models that people run", _models()),

@@ -309,6 +309,11 @@ def is_variant(step) -> bool:
     return step.inside is not None and owner_of(step).direction == step.direction
 
 
+def called(step) -> str:
+    """A step as a sentence names it: "step 3 exp2"; one inside another is "variant cheap_mask"."""
+    return f"{'variant' if is_variant(step) else 'step'} {step.label}"
+
+
 def get_part(name: str) -> Part:
     """The part of this name; raises ValueError that tells the nearest ones, or all: they are few."""
     for part in PARTS:

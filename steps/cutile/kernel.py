@@ -229,7 +229,7 @@ def finish(Out, i, head, batch, q, row_sum, accumulator, scale, variant):
     elif variant.apart:
         half = (variant.tile.query, variant.head_dim // 2)
         left, right = ct.extract(o, (0, 0), half), ct.extract(o, (0, 1), half)
-        # The scale is never negative. But so Q is read once more, and its shared memory is not free for the output.
+        # The scale is never negative: nothing changes. But Q is read again, so its room is not free for the output.
         left = ct.where(scale < 0, ct.extract(q, (0, 0), half), left)
         ct.store(Out, (batch, head, i, 0), ct.reshape(left, (1, 1, *half)))
         ct.store(Out, (batch, head, i, 1), ct.reshape(right, (1, 1, *half)))

@@ -47,7 +47,7 @@ def range_of(split, splits, tiles):
 
 
 def hide(scores, j, length, variant):
-    """Minus infinity for the keys behind the end, and for those behind a query where it is one of the last."""
+    """Minus infinity for the keys past the end, and for those after a query where it is one of the last."""
     key_index = j * variant.tile.key + ct.arange(variant.tile.key, dtype=ct.int32)[None, :]
     scores = ct.where(key_index < length, scores, -math.inf)
     if variant.causal:

@@ -41,7 +41,7 @@ def load_key(K, batch, kv_head, j, variant):
 
 
 def load_value(V, batch, kv_head, j, variant):
-    """The j-th tile of values [key, head_dim], zero behind the end."""
+    """The j-th tile of values [key, head_dim], zero past the end."""
     shape = (1, 1, variant.tile.key, variant.columns)
     v = ct.load(V, (batch, kv_head, j, 0), shape, padding_mode=ct.PaddingMode.ZERO, latency=variant.latency.value)
     return ct.reshape(v, (variant.tile.key, variant.columns))

@@ -113,7 +113,7 @@ def produce(arrays, tiles, barriers, work, aside):
     tma.async_load(arrays.value, [work.batch, work.kv_head, row, 0], keys_full, tiles.value)
     gdc_launch_dependents()
     gdc_wait()  # now: no kernel of this call has written keys or values
-    # Wait until so many pieces are there of what spare warps make for this block's head.
+    # Wait until spare warps have made a given number of pieces for this block's head.
     pieces = aside.padded // ROWS_PREPARED
     own = work.batch * gl.num_programs(1) + work.head
     if own >= gl.maximum(2, AHEAD // gl.num_programs(0)):  # what those before need a kernel has made
@@ -315,7 +315,7 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
 
 @gluon.jit
 def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
-    """As many mbarriers, each complete after so many arrivals."""
+    """A ring of mbarriers; each completes after the given number of arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(length):
         mbarrier.init(barriers.index(n), count=arrivals)

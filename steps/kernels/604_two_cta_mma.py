@@ -102,7 +102,7 @@ def fetch_values(arrays, tiles, barriers, query_tile, j, iteration):
 
 @gluon.jit
 def cluster_ring(length: gl.constexpr, arrivals: gl.constexpr, joint: gl.constexpr):
-    """As many mbarriers in a cluster of two CTAs, each complete after so many arrivals.
+    """A ring of mbarriers in a cluster of two CTAs; each completes after the given number of arrivals.
 
     joint: both CTAs have them together. TMA tells the first one what it brings to either, and only the first one waits.
     """

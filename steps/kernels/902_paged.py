@@ -73,7 +73,7 @@ def fmha_decode(Q, K, V, Table, Lengths, Partials, LSE, scale):
         v = load_value_from_pages((V, Table, last), batch, kv_head, j)
         # The compiler splits the loop here: whole tiles never ask.
         if j >= (length // TILE_KEY):
-            # Minus infinity for the keys behind the end, and for those behind a query where it is one of the last.
+            # Minus infinity for the keys past the end, and for those after a query where it is one of the last.
             key_index_2 = j * TILE_KEY + ct.arange(TILE_KEY, dtype=ct.int32)[None, :]
             scores = ct.where(key_index_2 < length, scores, -math.inf)
             key_index = j * TILE_KEY + ct.arange(TILE_KEY, dtype=ct.int32)[:, None]

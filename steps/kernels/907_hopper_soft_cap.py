@@ -84,7 +84,7 @@ def sum_own(weights):
 
 @gluon.jit
 def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
-    """As many mbarriers, each complete after so many arrivals."""
+    """A ring of mbarriers; each completes after the given number of arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(length):
         mbarrier.init(barriers.index(n), count=arrivals)

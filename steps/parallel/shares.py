@@ -53,7 +53,7 @@ class Share:
 
 
 def in_order(own: int, owner: int, tokens: int, causal: bool) -> Block | None:
-    """Rank r holds piece r: keys of later ranks are behind all queries."""
+    """Rank r holds piece r: keys of later ranks come after all queries."""
     if causal and owner > own:
         return None
     return Block(ALL, ALL, causal and owner == own)
@@ -63,10 +63,10 @@ def zigzag(own: int, owner: int, tokens: int, causal: bool) -> Block | None:
     """Rank r of N holds pieces r and 2N - 1 - r: with everybody's keys it computes half of all scores."""
     early, late = slice(0, tokens // 2), slice(tokens // 2, tokens)
     if not causal or owner == own:
-        return Block(ALL, ALL, causal)  # the rank's own pieces, one behind the other, have the mask of a sequence
+        return Block(ALL, ALL, causal)  # the rank's own pieces, one after the other, have the mask of a sequence
     if owner < own:
-        return Block(ALL, early, False)  # the owner's first piece is before both of ours, its second behind both
-    return Block(late, ALL, False)  # both of the owner's pieces are behind our first, and before our second
+        return Block(ALL, early, False)  # the owner's first piece is before both of ours, its second after both
+    return Block(late, ALL, False)  # both of the owner's pieces are after our first, and before our second
 
 
 def one_piece(rank: int, ranks: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ STEP = "pv_wait_after_max"
 # Off is the step with its lists.
 TRIAL = Trial(
     name="taken",
-    question="Would it be faster if blocks took the next tile when they are ready, instead of a list dealt before?",
+    question="Would it be faster if each block took the next tile when ready, and had no list made in advance?",
     base=STEP,
     made=lambda value, _: get_step(STEP).taking_tiles() if value == "on" else get_step(STEP),
     values=("off", "on"),

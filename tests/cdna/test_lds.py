@@ -32,8 +32,8 @@ def test_the_swizzle_frees_reads_of_k_from_conflicts_and_those_of_v_not(problem)
         if arch == "gfx950"
     }
     assert rows["swizzled: step direct_to_lds"][0] == 1 < rows["swizzled: step direct_to_lds"][1]
-    assert rows["16 bytes of padding behind a row"][0] == 1
-    assert min(rows["16 bytes behind 1024: what direct copies allow"]) > 1
+    assert rows["16 bytes of padding after each row"][0] == 1
+    assert min(rows["16 bytes after every 1024: what direct copies allow"]) > 1
     assert rows["in order: step mfma"][0] >= 8
 
 

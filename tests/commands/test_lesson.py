@@ -431,6 +431,11 @@ PAGES = {  # what is called -> what its words hold, and what they do not
         ["NVIDIA H200", "| 4 | 32 | 32 | 128 | bf16 | causal | **1.0", " same |"],
         ["** same"],
     ),
+    "a variant": (
+        lambda: summary.over("folded_lse", "relaxed_atomics"),
+        ["Variant folded_lse, times as fast as step 402 relaxed_atomics, as recorded"],
+        ["step folded_lse"],
+    ),
     "verdicts": (
         lambda: summary.verdicts("unordered_softmax"),
         ["| unordered_softmax | deferred_fence | 12 | 0 |"],
