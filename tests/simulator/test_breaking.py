@@ -110,7 +110,7 @@ def skips_none(variant) -> bool:
 COPIES, STORES = "async_copy.wait_group(0)", "tma.store_wait(0)"
 TURNS = [
     f"mbarrier.wait(barriers.turns.index(warpgroup), {n} & 1 ^ FIRST)"
-    for n in ("n", "iteration", "(iteration - query_iteration)")
+    for n in ("n", "n_2", "iteration", "(iteration - query_iteration)")
 ]
 KEY_FULL = "await_tile(barriers.key_full, iteration, STAGES)"
 KEY_EMPTY = "release(barriers.key_empty, iteration, STAGES)"
