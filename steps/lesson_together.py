@@ -132,7 +132,7 @@ class LessonTogether(Lesson):
         if now is None or now.speedup_vs_previous is None:
             return ()
         told = tables.times_as_fast(f"step {now.previous.replace('_', ' ')}", now.speedup_vs_previous)
-        return (f"{told} {self._scored(now.speedup_vs_previous.median)}",)
+        return (f"{told} {self._scored(now.speedup_vs_previous)}",)
 
     def _share_by_the_model(self, m: Measurement) -> str:
         if m.part is None:  # a peer

@@ -55,6 +55,11 @@ def ratio(speedup: Speedup | None, told: str | None = None) -> str:
     return f"{median}× ({low}–{high}) {told or _verdict(speedup)}"
 
 
+def median(speedup: Speedup) -> str:
+    """As ``ratio`` shows it."""
+    return _digits(speedup)[0]
+
+
 def times_as_fast(other: str, speedup: Speedup) -> str:
     """As ``ratio``, in a sentence: with the verdict apart, as "0.50× slower" would be another number."""
     median, low, high = _digits(speedup)
