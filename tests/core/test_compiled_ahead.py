@@ -26,6 +26,7 @@ CASES = [
     ("wgmma", problem(**RAGGED)),
     ("next_softmax_first", problem(seq_len_q=1)),
     ("kv_multicast", problem(head_dim=128, dtype="bfloat16")),
+    ("hopper_window", problem(window=100)),  # whose blocks share an SM, and its registers
     ("hopper_varlen", Problem.packed((100, 3, 230), heads=4, kv_heads=2, head_dim=64, causal=True)),
     ("attention_sinks", problem(sinks=True)),
     ("p_offset", problem(**RAGGED, dtype=FP8)),
