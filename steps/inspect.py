@@ -9,7 +9,6 @@ Exit status: 0 done; 2 the request makes no sense, or the compiler is missing, t
 from __future__ import annotations
 
 import argparse
-import hashlib
 import linecache
 import pydoc
 import sys
@@ -22,13 +21,13 @@ from typing import TYPE_CHECKING
 from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
 from tutorial_lib.compiled import Compiled, from_fields
 from tutorial_lib.compiler import AMD_ARCHITECTURES, CUTILE_ARCHITECTURES, CompilerError, keep, read_kept
+from tutorial_lib.identity import of_sources
 from tutorial_lib.problem import SHORT_DTYPES, Problem
 
 if TYPE_CHECKING:
     from steps.core.step import Step
 
 DEFAULT = "sm_90"  # of all steps together
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("cuda-tile", "nvidia-cuda-tileiras", "triton")  # whose versions decide what a kernel becomes
 
 
@@ -165,11 +164,9 @@ def remembered(options: argparse.Namespace) -> Examined | None:
 def identity(options: argparse.Namespace) -> bytes:
     """What an answer depends on: the question, this project's source and the compilers' versions."""
     question = {name: value for name, value in vars(options).items() if name not in ("text", "output")}
-    files = [*ROOT.glob("steps/**/*.py"), *ROOT.glob("tutorial_lib/*.py")]
-    files += [Path(name) for name in (options.step, options.against) if name and name.endswith(".py")]
-    sources = [(str(path), path.read_bytes()) for path in sorted(files) if path.exists()]
+    files = [Path(name) for name in (options.step, options.against) if name and name.endswith(".py")]
     versions = [version(package) for package in PACKAGES]
-    return repr((question, versions)).encode() + hashlib.sha256(repr(sources).encode()).digest()
+    return repr((question, versions)).encode() + of_sources(*files)
 
 
 OF_THE_PROBLEM = ("seq_len", "seq_len_kv", "head_dim", "dtype", "causal")

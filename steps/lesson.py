@@ -19,6 +19,7 @@ from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_runs
 from steps.core.step import Step, Unsupported
 from steps.exercises import exercise
+from steps.measuring.ahead import compile_quietly
 from steps.measuring.measure import Settings, measure
 from steps.simulate import Examination
 from steps.writing.written import WrittenStep, edited, plainly, without_title, write_step, written_out
@@ -34,7 +35,7 @@ from tutorial_lib.needs import left_out
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import FEATURES, FP8, Problem
 from tutorial_lib.records import recorded_traces
-from tutorial_lib.results import Measurement, Run, compilers, of_one_machine
+from tutorial_lib.results import Measurement, Run, Speedup, compilers, of_one_machine
 from tutorial_lib.simulator.breaking import without
 
 SIMULATED_LENGTH = 640  # a few tiles of keys
@@ -398,11 +399,11 @@ class Lesson:
         both = self._limits()
         return both[0][1].seconds / both[1][1].seconds if len(both) == 2 else None
 
-    def _scored(self, measured: str) -> str:
-        """How far the guess and the model were from the measurement, as the page shows it."""
-        guesses = [("Your guess", self.guess), ("The model", self._modelled())]
-        told = [f"{who} said {said:.2f}, {_off(round(said, 2) / float(measured))}." for who, said in guesses if said]
-        return " ".join(told)
+    def _scored(self, measured: Speedup) -> str:
+        """How far the guess and the model were from the measurement, by the digits that a page shows of each."""
+        guesses = [(who, f"{n:.2f}") for who, n in (("Your guess", self.guess), ("The model", self._modelled())) if n]
+        shown = float(tables.digits(measured)[0])
+        return " ".join(f"{who} said {said}, {_off(float(said), shown)}." for who, said in guesses)
 
     # --- the run ---
 
@@ -484,7 +485,7 @@ class Lesson:
         if now.speedup_vs_baseline and now.previous != pass_of(self.step).baseline:
             found.append(tables.times_as_fast(pass_of(self.step).baseline_in_tables, now.speedup_vs_baseline))
         if ratio := now.speedup_vs_previous if self.rival is self.previous else now.speedup_vs_baseline:
-            found.append(self._scored(tables.digits(ratio)[0]))
+            found.append(self._scored(ratio))
         return Page(where, figure, " ".join(found), MEDIANS if found else "")
 
     def _timed_elsewhere(self) -> str:
@@ -759,10 +760,12 @@ def _not_shown(same: list[bool]) -> str:
     return told if same else ""
 
 
-def _off(ratio: float) -> str:
+def _off(said: float, measured: float) -> str:
     """How far a prediction was from what it predicted."""
-    percent = round(100 * abs(ratio - 1))
-    return f"{percent}% too {'high' if ratio > 1 else 'low'}" if percent else "which is right"
+    if said == measured:
+        return "which is right"
+    percent = round(100 * abs(said / measured - 1)) or "less than 1"
+    return f"{percent}% too {'high' if said > measured else 'low'}"
 
 
 def _part(step: Step) -> Part:
@@ -806,8 +809,11 @@ def _accuracy(step: Step, problem: Problem, on_gpu: bool) -> list[str]:
     import secrets
 
     device, kind = "cuda" if on_gpu else "cpu", pass_of(step)
-    if reason := step.unsupported(problem, describe_machine(device)["arch"] or "cpu"):
+    target = describe_machine(device)["arch"] or "cpu"
+    if reason := step.unsupported(problem, target):
         return [f"not for this step: {reason}", "", "", *("" for _ in kind.causes)]
+    if on_gpu:
+        compile_quietly(step, problem, target)
     with gpu_turn(device):
         inputs = kind.inputs(problem, seed := secrets.randbits(32), device)
         exact = kind.reference(problem, inputs)

@@ -131,7 +131,7 @@ class LessonTogether(Lesson):
         if now is None or now.speedup_vs_previous is None:
             return ()
         told = tables.times_as_fast(called(get_step(now.previous)), now.speedup_vs_previous)
-        return (f"{told} {self._scored(tables.digits(now.speedup_vs_previous)[0])}",)
+        return (f"{told} {self._scored(now.speedup_vs_previous)}",)
 
     def _share_by_the_model(self, m: Measurement) -> str:
         if m.part is None:  # a peer

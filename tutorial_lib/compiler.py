@@ -45,6 +45,8 @@ OLDEST = (13, 4)  # the release of tileiras that can explain itself and knows al
 
 REQNTID = b"\x04\x10\x0c\x00"  # an attribute of a kernel with 12 bytes: threads of a block along three axes
 
+OPTIMIZATION = 3  # level of tileiras's, which cuTile takes by itself
+
 FORMAT = 5  # of what is kept on disk: a change here makes everything be compiled again
 
 
@@ -59,7 +61,7 @@ def compile_cutile(
     scores_per_tile: int,
     compute_warps: int = COMPUTE_WARPS,
 ) -> Compiled:
-    """Compile a cuTile kernel for ``arch`` ("sm_90"), or find it on disk.
+    """Compile a cuTile kernel for ``arch`` ("sm_90"), or find it on disk. Launches of the kernel find it, too.
 
     Raises ValueError for an architecture that the compiler does not know, CompilerError when it is missing or fails.
     """
@@ -70,7 +72,8 @@ def compile_cutile(
 
     @cache
     def bytecode() -> bytes:
-        return _tile_ir(identity.tile_ir_and_places, kernel, signature, arch)
+        launched = replace(signature, symbol=None)  # cuTile gives a kernel that is launched a name of its own
+        return _tile_ir(identity.tile_ir_and_places, kernel, launched, arch)
 
     compiled = _known(
         what=lambda: asked + _tile_ir(identity.tile_ir, kernel, signature, arch),
@@ -197,8 +200,7 @@ def compile_gluon(
     compiler = f"Triton {triton.__version__}, ptxas {ptxas.version_for(arch)}"
 
     def make() -> Compiled:
-        with ptxas.chosen_for(arch), rewriting.written_into_ptx() if rewrite else nullcontext():
-            compiled = _by_triton(source, how, arch)
+        compiled = by_triton(source, how, arch, rewrite)
         with tempfile.TemporaryDirectory() as name:
             cubin = Path(name, "kernel.cubin")
             cubin.write_bytes(compiled.asm["cubin"])
@@ -240,7 +242,7 @@ def compile_amd(kernel, arguments: tuple, waves: int, arch: str, scores_per_tile
     compiler = f"Triton {triton.__version__}"
 
     def make() -> Compiled:
-        compiled = _by_triton(source, how, arch)
+        compiled = by_triton(source, how, arch)
         if compiled.metadata.shared > (holds := ARCHITECTURES[arch].shared_bytes):
             raise CompilerError(f"{arch} has {holds} bytes of LDS; the kernel takes {compiled.metadata.shared}")
         assembly = compiled.asm["amdgcn"]
@@ -273,12 +275,16 @@ def _by_source(source, asked: tuple, make: Callable[[], Compiled]) -> Compiled:
     )
 
 
-def _by_triton(source, how: dict, arch: str):
-    """What Triton compiled; raises CompilerError with one line of what it said."""
+def by_triton(source, how: dict, arch: str, rewrite: bool = False):
+    """What Triton compiles of a ``triton_source``, or finds in its own cache, which launches and the lens share.
+
+    rewrite: as in ``compile_gluon``. Raises CompilerError with one line of what Triton said.
+    """
     import triton
 
     try:
-        return triton.compile(source, **how)
+        with ptxas.chosen_for(arch), rewriting.written_into_ptx() if rewrite else nullcontext():
+            return triton.compile(source, **how)
     except Exception as error:  # whatever its passes, ptxas and LLVM raise
         told = error
         while isinstance(told, triton.CompilationError) and told.__cause__ is not None:
@@ -387,7 +393,7 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
         folder = Path(name)
         (folder / "kernel.tileirbc").write_bytes(bytecode)
         remarks = ["--remarks=all", "--remark-format=yaml", f"--remarks-output-file={folder / 'remarks.yaml'}"]
-        options = ["-o", folder / "kernel.cubin", "--gpu-name", arch, "-O3", "--lineinfo", *remarks]
+        options = ["-o", folder / "kernel.cubin", "--gpu-name", arch, f"-O{OPTIMIZATION}", "--lineinfo", *remarks]
         # Without CUDA_HOME: tileiras would take an older toolkit's ptxas.
         environment = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", "CUDA_PATH")}
         try:
@@ -405,6 +411,7 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
             why = next((line for line in done.stderr.splitlines() if line.strip()), f"exit status {done.returncode}")
             raise CompilerError(f"tileiras failed for {arch}: {why.strip()}")
         cubin = folder / "kernel.cubin"
+        _keep_for_launches(bytecode, arch, cubin.read_bytes())
         numbers = _resource_usage(cubin)
         remarks = parse_remarks((folder / "remarks.yaml").read_text(encoding="utf-8"))
         texts = Texts(tile_ir, _disassemble(cubin), remarks=remarks)
@@ -421,6 +428,16 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
             texts=texts,
             scores_per_tile=scores_per_tile,
         )
+
+
+def _keep_for_launches(bytecode: bytes, arch: str, cubin: bytes) -> None:
+    """Put machine code where cuTile looks for it when the kernel is launched, also by another process."""
+    from cuda.tile._compile import _get_compiler_version_string, default_tile_context
+    from cutile_cache._cache import cache_key, cache_store  # cuda-tile 1.7 has no public names for it
+
+    folder, version = default_tile_context.config.cache_dir, _get_compiler_version_string()
+    if folder and version:  # else cuTile keeps nothing
+        cache_store(folder, cache_key(version, arch, OPTIMIZATION, bytecode), cubin)
 
 
 def _threads_of_block(cubin: bytes) -> int | None:

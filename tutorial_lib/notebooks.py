@@ -264,9 +264,10 @@ def run(options: argparse.Namespace) -> int:
         write(notebook, NOTEBOOKS / f"{name}.ipynb")
         console.print(str(NOTEBOOKS / f"{name}.ipynb"), soft_wrap=True)
 
-    # On a GPU each sample has it alone (``hardware.gpu_turn``); what few cores there are must not hold its launches up.
+    # On a GPU each sample has it alone (``hardware.gpu_turn``). Most of the time goes into compilers; a chapter waits
+    # for one at a time. Some cores must be free for whoever launches what is sampled.
     cores = os.cpu_count() or 1
-    at_once = max(1, cores // 4) if has_gpu() else cores
+    at_once = max(1, cores // 2) if has_gpu() else cores
     # Threads that wait for each other on cores that other notebooks hold take several times as long.
     os.environ.setdefault("OMP_NUM_THREADS", str(cores // at_once))
     with console.status(f"executing {len(asked)} chapters"):

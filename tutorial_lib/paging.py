@@ -23,6 +23,11 @@ UNOWNED = 4  # pages more than sequences need, which hold what nobody may read
 NO_PAGE = 2**31 - 1  # in unused places of a table: no page has this number, and whoever looks it up fails
 
 
+def number_of_pages(problem: Problem) -> int:
+    """Pages that ``make_pages`` makes: those of all sequences, and ``UNOWNED``."""
+    return sum(-(-length // problem.page_size) for length in problem.lengths_in_pages) + UNOWNED
+
+
 def make_pages(
     problem: Problem, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -36,7 +41,7 @@ def make_pages(
     device, size = generator.device, problem.page_size
     lengths = torch.tensor(problem.lengths_in_pages, dtype=torch.int32, device=device)
     taken = [-(-length // size) for length in problem.lengths_in_pages]
-    order = torch.randperm(sum(taken) + UNOWNED, generator=generator, device=device).int()
+    order = torch.randperm(number_of_pages(problem), generator=generator, device=device).int()
     table = torch.full((problem.batch, -(-problem.seq_len_kv // size)), NO_PAGE, dtype=torch.int32, device=device)
     begin = 0
     for row, number in zip(table, taken):

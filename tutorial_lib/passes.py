@@ -415,18 +415,14 @@ class Paged(Pass):
         return self._bytes(problem, sum(problem.lengths_in_pages))
 
     def tensor_bytes(self, problem):
-        return self._bytes(problem, (self._owned(problem) + paging.UNOWNED) * problem.page_size)
-
-    @staticmethod
-    def _owned(problem: Problem) -> int:
-        """Pages of all sequences together."""
-        return sum(-(-length // problem.page_size) for length in problem.lengths_in_pages)
+        return self._bytes(problem, paging.number_of_pages(problem) * problem.page_size)
 
     def _bytes(self, problem: Problem, keys: int) -> int:
         rows = 2 * problem.batch * problem.heads * problem.seq_len_q * BYTES_PER_ELEMENT
         rows += 2 * problem.kv_heads * keys * problem.kv_bytes
         scales = 2 * problem.batch * problem.kv_heads if problem.kv_dtype else 0
-        return rows * problem.head_dim + 4 * (self._owned(problem) + scales)
+        owned = paging.number_of_pages(problem) - paging.UNOWNED
+        return rows * problem.head_dim + 4 * (owned + scales)
 
     def needed_bytes(self, problem, check):
         """Inputs, two outputs, for the reference a sequence's K and V, gathered, and scores of one kv head.

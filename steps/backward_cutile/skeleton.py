@@ -10,7 +10,7 @@ from functools import cache
 from typing import ClassVar, Literal
 
 import cuda.tile as ct
-from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarConstraint
+from cuda.tile.compilation import KernelSignature, ScalarConstraint
 
 from steps.backward_cutile import kernel
 from steps.backward_cutile.variant import Variant
@@ -22,7 +22,7 @@ from steps.core.step import target_of
 from steps.core.tiles import BlockShape, Tile
 from steps.core.work import Work, places
 from steps.cutile.launching import Part, compiled_when_launched, launcher
-from steps.cutile.skeleton import array, power_of_two
+from steps.cutile.skeleton import array, as_launched, power_of_two
 from tutorial_lib.problem import Problem
 
 Kernel = Literal["keys", "queries"]  # which blocks own
@@ -239,7 +239,7 @@ def signature(name: Kernel, problem: Problem, adds: bool) -> KernelSignature:
         written = [array((*rows, problem.head_dim), ct.float32)] * adds + [keys, keys]
     begins = [array((len(problem.lengths) + 1,), ct.int32)] * 2 if problem.lengths else []
     parameters = [queries, keys, keys, queries, numbers, numbers, *written, ScalarConstraint(ct.float32), *begins]
-    return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha_backward")
+    return as_launched("fmha_backward", parameters)
 
 
 _row_sums = cache(kernel.make_row_sums)

@@ -37,6 +37,7 @@ ITERATIONS_APART_CAUSAL, ITERATIONS_APART = 5, 64
 # Queries of a block that shares a head's with others, at least: in a trial on an H200, which is not recorded, 256 were
 # faster than 128.
 LEAST_ROWS = 256
+MOST_BLOCKS = 65535  # along a grid's second and third axis
 ROUNDING = 4  # iterations that take as long as clearing and rounding sums for dK and dV: a trial with 64 blocks
 # Iterations that each tile of queries takes at least, in the mean, for spare warps to keep pace; and at head_dim 64
 # without a mask: faster with 4 and 5 of them, too, in trials on an H200, which are not recorded.
@@ -135,6 +136,9 @@ class HopperGradients(TmaGradients):
             return reason
         if self.rule(problem) is None:
             return f"its two warpgroups compute together, which has no tile for head_dim {problem.head_dim}"
+        variant = self.variant(problem)
+        if variant.adds_keys and (lines := max(lines_rounded(problem, variant))) > MOST_BLOCKS:
+            return f"its sums are of {lines} heads, which no grid holds: it has at most {MOST_BLOCKS} along an axis"
         return None
 
     def rule(self, problem: Problem) -> Rule | None:
@@ -370,7 +374,7 @@ class HopperGradients(TmaGradients):
             heads_of_keys, keys = problem.batch * problem.kv_heads, of_keys[3]
             numbers_of_keys = problem.seq_len_kv, keys, problem.kv_heads, heads_of_keys, heads_of_queries
             into, kept = (*key_sums, dk, dv), (dk.stride()[:3], dv.stride()[:3], numbers_of_keys)
-            rows = max(0 if complete else tiles, keys // variant.small_rows), 1, heads_of_queries + 2 * heads_of_keys
+            rows = max(0 if complete else tiles, keys // variant.small_rows), *lines_rounded(problem, variant)
         summed, counted = ["sums of dk", "sums of dv"][: len(key_sums)], ["counts"][: len(counted)]
         names = ["q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", *["dsinks", "sinks"][: len(sinks)]]
         names += ["numbers", "sums", *summed, *counted]
@@ -450,6 +454,20 @@ def parts_for(problem: Problem, tile) -> int:
     tiles = tiles_a_head(problem, tile)
     each = -(-tiles // max(1, PROCESSORS // (problem.batch * problem.kv_heads)))
     return -(-tiles // max(each, LEAST_ROWS // tile.query))
+
+
+def lines_rounded(problem: Problem, variant: Variant) -> tuple[int, int]:
+    """Heads of dQ, of dK and of dV whose sums a kernel of its own rounds, along two axes of a grid.
+
+    All stand along the first or, where they are too many for it, the largest of their factors that is not.
+    """
+    heads = problem.batch * problem.heads
+    if variant.spare:
+        heads = heads_ahead(variant.ahead, own_blocks(problem, variant)[0])
+    lines = (0 if variant.adding.complete else heads) + 2 * problem.batch * problem.kv_heads
+    least = -(-lines // MOST_BLOCKS)
+    second = next(n for n in range(least, lines + 1) if lines % n == 0)
+    return lines // second, second
 
 
 def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:

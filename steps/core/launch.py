@@ -11,13 +11,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from steps.core.driver import ALIGNED
-from tutorial_lib import ptxas, rewriting
-from tutorial_lib.compiler import compiled_how
+from tutorial_lib import compiler
 
 if TYPE_CHECKING:
     import torch
@@ -236,11 +235,9 @@ def gluon_launcher(
         import torch
 
         from steps.core import driver
-        from tutorial_lib.hardware import architecture_of
 
         with torch.cuda.device(device):
-            with ptxas.chosen_for(architecture_of(device)), rewriting.written_into_ptx() if rewrite else nullcontext():
-                compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps, **compiled_how(ctas, registers))
+            compiled = _compiled(kernel, arguments, warps, device, ctas, rewrite, registers)
             run = compiled[blocks]  # loads the code, too
         try:
             launched = driver.Kernel(compiled, blocks, arguments, moving, neighbours, early)
@@ -260,6 +257,21 @@ def gluon_launcher(
         run(*passed)
 
     return described_anew
+
+
+_loaded: dict[tuple, object] = {}  # what Triton compiled, for launches of other kinds: its code is loaded once
+
+
+def _compiled(kernel, arguments: tuple, warps: int, device: torch.device, ctas: int, rewrite: bool, registers):
+    """A Triton kernel as ``compiler.compile_gluon`` compiles it, for the device: found where that was asked before."""
+    from tutorial_lib.hardware import architecture_of
+
+    arch = architecture_of(device)
+    source, how = compiler.triton_source(kernel, arguments, warps, arch, ctas, registers)
+    key = device, source.hash(), str(how), rewrite
+    if key not in _loaded:
+        _loaded[key] = compiler.by_triton(source, how, arch, rewrite)
+    return _loaded[key]
 
 
 def in_a_row(

@@ -268,14 +268,24 @@ def signature(problem: Problem, lists: tuple[int, ...] = (), by_group: bool = Fa
     keys = array((problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim), dtype)
     arrays = [array((length,), ct.int32) for length in lists]
     output = array(queries, ct.bfloat16 if problem.fp8 else dtype)
-    scale, convention, more = ScalarConstraint(ct.float32), CallingConvention.cutile_python_v1(), ()
+    scale, more = ScalarConstraint(ct.float32), ()
     if problem.sinks:
         more = (array(heads if by_group else (problem.heads, 1), ct.float32),)
     elif problem.fp8:
         more = (array((problem.batch, problem.kv_heads), ct.float32),) * 3
     if more:
-        scale, convention = TupleConstraint((scale, *more)), CallingConvention.cutile_python_v2()
-    return KernelSignature([array(queries, dtype), keys, keys, output, scale, *arrays], convention, symbol="fmha")
+        scale = TupleConstraint((scale, *more))
+    return as_launched("fmha", [array(queries, dtype), keys, keys, output, scale, *arrays])
+
+
+def as_launched(symbol: str, parameters: list) -> KernelSignature:
+    """The signature of a kernel by the convention that cuTile 1.7 takes to launch it.
+
+    Its first convention knows no tuples, and no axis that has one element whenever the kernel is launched.
+    """
+    second = any(isinstance(x, TupleConstraint) or 1 in getattr(x, "shape_constant", ()) for x in parameters)
+    how = CallingConvention.cutile_python_v2() if second else CallingConvention.cutile_python_v1()
+    return KernelSignature(parameters, how, symbol=symbol)
 
 
 def array(shape: tuple[int, ...], dtype: ct.DType) -> ArrayConstraint:
@@ -289,7 +299,8 @@ def array(shape: tuple[int, ...], dtype: ct.DType) -> ArrayConstraint:
         stride_lower_bound_incl=0,
         alias_groups=(),
         may_alias_internally=False,
-        stride_constant=(*[None] * (len(shape) - 1), 1),
+        stride_constant=[1 if stride == 1 else None for stride in strides],
+        shape_constant=[1 if length == 1 else None for length in shape],
         stride_divisible_by=[together if stride % together == 0 else 1 for stride in strides],
         shape_divisible_by=[16 if length % 16 == 0 else 1 for length in shape],
         base_addr_divisible_by=16,

@@ -10,7 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, ClassVar
 
 import cuda.tile as ct
-from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarConstraint, TupleConstraint
+from cuda.tile.compilation import KernelSignature, ScalarConstraint, TupleConstraint
 
 from steps.core.fused import FusedStep, InCuTile, hole
 from steps.core.launch import each_stream, empty_lse
@@ -19,7 +19,7 @@ from steps.core.step import target_of
 from steps.core.tiles import BlockShape, Tile
 from steps.core.work import Work, places
 from steps.cutile.launching import Part, compiled_when_launched, launcher
-from steps.cutile.skeleton import array, power_of_two
+from steps.cutile.skeleton import array, as_launched, power_of_two
 from steps.cutile.variant import Latency
 from steps.everyday.decode_kernel import make_decode, make_merge
 from steps.everyday.variant import NUMBERS, DecodeVariant
@@ -295,7 +295,7 @@ class DecodeStep(InCuTile, FusedStep):
         function, _ = merging(self.variant(problem, arch), splits)
         return compiler.compile_cutile(
             compiled_when_launched(function, MERGING),
-            KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="merge"),
+            as_launched("merge", parameters),
             arch,
             MERGING.tile.scores,
         )
@@ -307,12 +307,10 @@ class DecodeStep(InCuTile, FusedStep):
             written.append(array((problem.batch * self.groups(problem),), ct.int32))
         if not self.merges_apart:
             written.append(outputs(problem))
-        scale, convention = ScalarConstraint(ct.float32), CallingConvention.cutile_python_v1()
+        scale = ScalarConstraint(ct.float32)
         if problem.kv_dtype:
-            scales = (array((problem.batch, problem.kv_heads), ct.float32),) * 2
-            scale, convention = TupleConstraint((scale, *scales)), CallingConvention.cutile_python_v2()
-        parameters = [outputs(problem), *self.sources(problem), *written, scale]
-        return KernelSignature(parameters, convention, symbol="fmha_decode")
+            scale = TupleConstraint((scale, *(array((problem.batch, problem.kv_heads), ct.float32),) * 2))
+        return as_launched("fmha_decode", [outputs(problem), *self.sources(problem), *written, scale])
 
     def partials(self, problem: Problem, splits: int) -> list:
         """The outputs of so many splits, and their log-sum-exp."""

@@ -15,6 +15,7 @@ from steps.cutile.variant import Latency
 from steps.everyday.decoding import MOST_ROWS, DecodeStep, keys
 from steps.everyday.variant import DecodeVariant
 from steps.fp8 import cutile
+from tutorial_lib.paging import number_of_pages
 from tutorial_lib.problem import Problem
 
 PAGES_A_TILE = 4  # that a tile is put together from, at most
@@ -69,5 +70,5 @@ class PagedDecodeStep(PagedStep, DecodeStep):
 
     def sources(self, problem: Problem) -> list:
         width = -(-problem.seq_len_kv // problem.page_size)
-        pages = keys((problem.batch * width, problem.page_size, problem.kv_heads), problem)
+        pages = keys((number_of_pages(problem), problem.page_size, problem.kv_heads), problem)
         return [pages, pages, array((problem.batch, width), ct.int32), array((problem.batch,), ct.int32)]

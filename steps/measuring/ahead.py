@@ -93,7 +93,15 @@ def _silence() -> None:
 
 
 def _compile(what: tuple[int, Step, Problem, str]) -> int:
-    place, step, problem, arch = what
-    with suppress(Exception):  # told in the step's own turn
-        step.compile(problem, arch)
+    place, *kernel = what
+    compile_quietly(*kernel)
     return place
+
+
+def compile_quietly(step: Step, problem: Problem, arch: str) -> None:
+    """Compile a step where that works: a launch finds it, and holds nobody up who waits for the GPU meanwhile.
+
+    What does not work is told in the step's own turn.
+    """
+    with suppress(Exception):
+        step.compile(problem, arch)

@@ -11,6 +11,7 @@ from functools import partial
 
 from steps.core.launch import untold
 from steps.core.step import Step, target_of
+from steps.measuring.ahead import compile_quietly
 from tutorial_lib import accuracy, timing
 from tutorial_lib.clock import Stopwatch
 from tutorial_lib.hardware import available_bytes, gpu_turn
@@ -96,8 +97,10 @@ class Bench:
     def check(self, step: Step) -> accuracy.Accuracy:
         """Run the step once into a poisoned output and compare.
 
-        What a step compiles when it is made ready, as Gluon's do, it compiles before it takes its turn.
+        What is compiled is compiled before the turn: else cuTile's steps would do so when they are launched, in it.
         """
+        if self.device.type == "cuda":
+            compile_quietly(step, self.problem, target_of(self.device))
         with self.turn():
             outputs = self.kind.poisoned(self.inputs)
         self.kind.make_ready(step, self.problem, self.inputs, outputs)

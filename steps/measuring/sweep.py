@@ -51,7 +51,8 @@ KEPT_ON_DISK = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"  # what flash-attn-4 com
 class Called:
     """Compiles all that a timed call launches, by calling it: compilers keep it on disk, for the process that times.
 
-    For ``compile_ahead``, which takes it for a step. flash-attn-4 needs ``KEPT_ON_DISK`` in the environment.
+    For ``compile_ahead``, which takes it for a step. flash-attn-4 needs ``KEPT_ON_DISK`` in the environment. No turn on
+    the GPU is taken: compilers take seconds, for which all others would wait, and a call some milliseconds.
     steps: as ``chosen_steps`` has them; or a peer alone, whose gradients autograd knows.
     """
 
@@ -62,10 +63,9 @@ class Called:
     def compile(self, problem: Problem, arch: str) -> None:
         import torch
 
-        with gpu_turn(self.device):
-            self._call(problem)
-            if self.device == "cuda":
-                torch.cuda.empty_cache()  # others compile at the same time, with inputs of their own
+        self._call(problem)
+        if self.device == "cuda":
+            torch.cuda.empty_cache()  # others compile at the same time, with inputs of their own
 
     def _call(self, problem: Problem) -> None:
         import torch

@@ -152,6 +152,28 @@ def test_blocks_in_turn_begin_in_sections_without_a_mask(
         assert not faults(step, shape, seed, at_once=at_once)
 
 
+@pytest.mark.parametrize(("few", "second"), [(few_at_once, 2), (always_apart, 4)])
+def test_sums_of_more_heads_than_an_axis_holds_fill_two(few, second, nothing_is_zero, monkeypatch):
+    few(monkeypatch)
+    monkeypatch.setattr(skeleton, "MOST_BLOCKS", 5)
+    step, shape = get_step("cta_per_query_head"), APART[0]
+    assert lines_of(step, shape)[1] == second
+    assert not faults(step, shape, at_once=8)
+
+
+def test_sums_of_many_heads_are_rounded_or_refused():
+    """A grid's second and third axis have at most 65,535 blocks each."""
+    many = Problem(batch=40000, heads=2, kv_heads=1, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True)
+    step = get_step("cta_per_query_head")
+    assert lines_of(step, many) == (40004, 2) and step.unsupported(many, "sm_90") is None
+    more = dataclasses.replace(many, batch=65535)
+    assert max(lines_of(step, more)) > 65535 and "which no grid holds" in step.unsupported(more, "sm_90")
+
+
+def lines_of(step, shape) -> tuple[int, int]:
+    return skeleton.lines_rounded(shape, step.variant(shape))
+
+
 # --- what is left out is found out ---
 
 

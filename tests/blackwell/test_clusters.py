@@ -1,13 +1,15 @@
 """Steps two_cta_mma and multicast: what TMA brings to whom, and what Triton makes of clusters."""
 
-import dataclasses
 import re
+from contextlib import nullcontext
 
 import pytest
+import torch
 
 from steps import Unsupported, get_step
 from steps.core.problems import FULL, standard
 from steps.inspect import main as inspect
+from tests.blackwell.kernels import barrier
 from tests.expected import same_compilers
 from tests.shapes import problem
 from tests.simulator import cluster_kernels as kernels
@@ -97,24 +99,23 @@ def test_a_launch_asks_for_clusters(monkeypatch):
     """On a GPU, which is made up: Triton is told of two CTAs, and of no cluster where a block is alone."""
     from steps.core import launch
 
-    asked = {}
-
     class Stopped(Exception):
         pass
 
-    class Kernel:
-        def warmup(self, *arguments, **options):
-            asked.update(options)
-            raise Stopped
+    def stopped(source, how, arch, rewrite):
+        assert (arch, how["options"]["num_warps"]) == ("sm_100", 4)
+        asked.append(how["options"]["num_ctas"])
+        raise Stopped
 
+    asked = []
+    monkeypatch.setattr("tutorial_lib.compiler.by_triton", stopped)
     monkeypatch.setattr("tutorial_lib.hardware.architecture_of", lambda device: "sm_100")
-    monkeypatch.setattr("torch.cuda.device", lambda device: __import__("contextlib").nullcontext())
-    device = dataclasses.make_dataclass("Device", ["type"])("cuda")
-    for ctas, told in ((2, 2), (1, None)):
-        asked.clear()
+    monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
+    device = torch.device("cuda", 0)
+    for ctas in (2, 1):
         with pytest.raises(Stopped):
-            launch.gluon_launcher(Kernel(), (3, 1, 1), (), 4, device, (), "sm_100", ctas)
-        assert asked["grid"] == (3, 1, 1) and asked.get("num_ctas") == told
+            launch.gluon_launcher(barrier, (3, 1, 1), (), 4, device, (), "sm_100", ctas)
+    assert asked == [2, 1]
 
 
 def test_the_lens_tells_of_clusters(capsys):

@@ -21,6 +21,7 @@ from tutorial_lib.display import Html, difference
 from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import describe_versions
 from tutorial_lib.problem import Problem
+from tutorial_lib.results import Speedup, of_one_machine
 
 
 def words(page) -> str:
@@ -94,6 +95,8 @@ def test_the_loss_of_a_step_is_shown_without_the_speeds_of_the_path():
     shown, path = words(lesson.lost()), words(lesson.stand())
     assert "The least time of each unit for step 8 larger_tile" in shown and shown in path
     assert "SDPA's speed" in path and "SDPA's speed" not in shown and len(lesson.lost().parts) == 3
+    limit, m = lesson.limit(lesson.previous), lesson.known(lesson.previous)
+    assert f"At least {1000 * limit.seconds:.3g} ms" in shown and f"{m.latency_ms.median:.3g} ms measured" in shown
 
 
 def test_the_matrix_product_is_set_beside_the_tensor_cores_at_both_clocks():
@@ -370,8 +373,18 @@ def test_where_holds_no_ratio_to_another_step():
 def test_where_shows_one_of_two_records_that_differ_in_the_dtype_alone(monkeypatch):
     rows = words(Lesson("producer").where())
     assert "| 64 | fp16 | full |" in rows and "| bf16 |" not in rows
-    assert "Not shown: 30 records of these problems in bfloat16; the verdict is the same in all of them." in rows
-    assert "the verdict is the same in 27." in words(Lesson("register_reallocation").where())
+    compared = [
+        (run.the_problem(), run.compilers, speedup.verdict)
+        for run in of_one_machine(recorded_runs(RESULTS, "forward"))
+        if (m := run.measurement("producer")) and m.previous == "wgmma" and (speedup := m.speedup_vs_previous)
+    ]
+    shown = {(p, made_by): verdict for p, made_by, verdict in compared if p.dtype == "float16"}
+    others = [
+        (shown[twin], verdict)
+        for p, made_by, verdict in compared
+        if p.dtype == "bfloat16" and (twin := (dataclasses.replace(p, dtype="float16"), made_by)) in shown
+    ]
+    assert len(others) > 1 and lessons._not_shown([one == other for one, other in others]) in rows
     kept = [run for run in recorded_runs(RESULTS) if run.the_problem().dtype == "bfloat16"]
     monkeypatch.setattr(lessons, "recorded_runs", lambda *_: kept)
     alone = words(Lesson("producer").where())
@@ -387,12 +400,20 @@ def test_what_a_table_leaves_out_is_told_of_one_record_and_of_several():
     )
 
 
-def test_how_far_a_prediction_was_off_follows_from_the_numbers_on_the_page():
+@pytest.mark.parametrize(
+    ("said", "measured", "shown", "off"),
+    [
+        (1.004, Speedup(median=1.0551, low=1.04, high=1.06, verdict="faster"), "1.06", "6% too low"),  # and not 5%
+        (2.504, Speedup(median=2.509, low=2.4, high=2.6, verdict="faster"), "2.51", "less than 1% too low"),
+        (1.021, Speedup(median=1.0248, low=1.003, high=1.05, verdict="faster"), "1.025", "less than 1% too low"),
+        (1.256, Speedup(median=1.264, low=1.2, high=1.3, verdict="faster"), "1.26", "which is right"),
+    ],
+)
+def test_how_far_a_prediction_was_off_follows_from_the_numbers_on_the_page(said, measured, shown, off):
     lesson = Lesson("exp2")
-    lesson._modelled = lambda: 1.004
-    assert lesson._scored("1.06") == "The model said 1.00, 6% too low."  # of a ratio of 1.0551, too
-    lesson = Lesson("larger_tile", HEADLINE)  # whose ratio of 1.015 has three digits, as 1.02 would not be the same
-    assert "**1.015×**" in words(lesson.time()) and "The model said 0.93, 8% too low." in words(lesson.time())
+    lesson._modelled = lambda: said
+    assert f"**{shown}×**" in tables.times_as_fast("SDPA", measured)
+    assert lesson._scored(measured) == f"The model said {said:.2f}, {off}."
 
 
 PAGES = {  # what is called -> what its words hold, and what they do not

@@ -20,6 +20,7 @@ from tests.results.recorded import RECORDED, recorded
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
+from tutorial_lib.records import FRONT_DOOR
 from tutorial_lib.results import best_of, of_one_machine
 
 H100 = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True)
@@ -120,6 +121,13 @@ def test_a_row_of_a_sweep_is_a_run_of_the_step_that_was_chosen():
     for row in rows[:3]:
         run = as_run(sweep, row)
         assert run.the_problem() == row.the_problem() and [m.name for m in run.steps] == ["sdpa", *row.steps]
+        took = row.milliseconds
+        for m, name in zip(run.steps, ("sdpa", FRONT_DOOR), strict=True):
+            assert m.latency_ms.median == pytest.approx(statistics.median(took[name])) and m.host_us == row.host_us.get(
+                name
+            )
+            assert m.tflops == pytest.approx(FORWARD.operations(row.the_problem()) / m.latency_ms.median / 1e9)
+            assert [r.latency_ms[m.name] for r in run.rounds if m.name in r.latency_ms] == took[name]
         assert run.steps[1].speedup_vs_baseline.median == pytest.approx(row.ratio("sdpa").median)
     left = next(row for row in sweep.of("forward") if row.fell_back)
     assert [m.name for m in as_run(sweep, left).steps] == ["sdpa"]

@@ -235,7 +235,7 @@ def test_every_kernel_compiles_and_as_many_blocks_share_an_sm_as_splits_are_coun
 def test_many_blocks_that_merge_share_an_sm(head_dim, splits):
     shape = dataclasses.replace(DECODING, head_dim=head_dim)
     made = get_step("split_kv").compile_merge(shape, splits, "sm_90").as_dict()
-    assert made["blocks_per_sm"] >= decoding.MERGING.occupancy and not made["spilled_bytes"]
+    assert made["blocks_per_sm"] >= 8 and not made["spilled_bytes"]
 
 
 @pytest.mark.parametrize("step", DECODES, ids=lambda s: s.name)

@@ -39,33 +39,6 @@ def test_a_step_is_right(name, shape):
     torch.testing.assert_close(lse, expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_compile_is_what_a_launch_compiles(name):
-    from cuda.tile.compilation import CallingConvention, KernelSignature
-
-    from steps.cutile.launching import compiled_when_launched
-
-    step, shape = get_step(name), dataclasses.replace(DECODING, batch=2, seq_len_kv=8192)
-    q, k, v = FORWARD.inputs(shape, 0, "cuda")
-    rows = q.unflatten(1, (shape.kv_heads, shape.group_size))
-    splits = step.splits(shape, 132)
-    kept = (splits, step.rows(shape))
-    given = [rows, k, v]
-    if step.split:
-        given += [torch.empty(*kept, shape.head_dim, device="cuda"), torch.empty(kept, device="cuda")]
-    if step.last_block_merges:
-        given.append(torch.zeros(shape.batch * step.groups(shape), dtype=torch.int32, device="cuda"))
-    if not step.merges_apart:
-        given.append(rows.clone())
-    kernel = compiled_when_launched(*step.kernel(step.variant(shape, "sm_90")))
-    how = CallingConvention.cutile_python_v1()
-    launched = KernelSignature.from_kernel_args(kernel, (*given, 0.1), how, symbol="fmha_decode")
-    mine = step.signature(shape, splits)
-    for number, (found, told) in enumerate(zip(launched.parameters, mine.parameters, strict=True)):
-        assert found == told, f"parameter {number}"
-    assert launched == mine
-
-
 @pytest.mark.parametrize("kv_dtype", [None, FP8])
 @pytest.mark.parametrize("page_size", [8, 16, 64, 256])
 @pytest.mark.parametrize("queries", [1, 5, 16])

@@ -178,24 +178,3 @@ def test_every_number_comes_through_the_kernel_and_rows_of_any_size_on_the_gpu()
 def test_decoding_of_keys_in_fp8_is_measured(tmp_path):
     words = "--dtype bfloat16 --kv-dtype float8_e4m3fn --seq-len 8192 --seq-len-q 1 --heads 64 --kv-heads 8"
     assert run.main([*words.split(), "--iterations", "1", "--output-dir", str(tmp_path)]) == 0
-
-
-def test_a_launch_of_keys_in_fp8_compiles_what_compile_does():
-    from cuda.tile.compilation import CallingConvention, KernelSignature
-
-    from steps.cutile.launching import compiled_when_launched
-    from steps.everyday.decoding import in_words
-
-    step, shape = get_step("fp8_kv"), OF_KEYS[0]
-    q, k, v, *scales = PASS.inputs(shape, 1, "cuda")
-    splits = step.splits(shape, 132)
-    kept = (splits, step.rows(shape))
-    partials = torch.empty(*kept, shape.head_dim, device="cuda"), torch.empty(kept, device="cuda")
-    given = (q.unflatten(1, (shape.kv_heads, shape.group_size)), in_words(k), in_words(v), *partials, (0.1, *scales))
-    kernel = compiled_when_launched(*step.kernel(step.variant(shape, "sm_90")))
-    how = CallingConvention.cutile_python_v2()
-    launched = KernelSignature.from_kernel_args(kernel, given, how, symbol="fmha_decode")
-    mine = step.signature(shape, splits)
-    for number, (found, told) in enumerate(zip(launched.parameters, mine.parameters, strict=True)):
-        assert found == told, f"parameter {number}"
-    assert launched == mine

@@ -15,7 +15,6 @@ from tests import faulty
 from tests.checking import assert_right, skip_unless_taken
 from tests.core.test_steps import CUTILE, GLUON, HOPPER, LATE, right_where_scores_are_finite
 from tests.shapes import PADDED, SHAPES, problem
-from tutorial_lib import ptxas, rewriting
 from tutorial_lib.counters import METRICS
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
@@ -76,29 +75,6 @@ def test_any_strides_will_do_on_the_gpu(step):
     torch.testing.assert_close(step.attention(*offset, True), expected)
 
 
-@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
-def test_compile_is_what_a_launch_compiles(step):
-    """``Step.compile`` shows the code that runs: its signature is the one a launch derives."""
-    from cuda.tile.compilation import CallingConvention, KernelSignature
-
-    from steps.cutile.skeleton import signature
-
-    shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4)
-    q, k, v = FORWARD.inputs(shape, 0, "cuda")
-    step = step.configured(shape, "sm_90")
-    variant = step.variant(shape, "sm_90")
-    _, order = step.order.blocks(shape, variant.tile, q.device)
-    lists = order[: variant.lists]
-    launched = KernelSignature.from_kernel_args(
-        step.compiled_when_launched(step.kernel_function(variant)),
-        (q, k, v, q.clone(), 0.1, *lists),
-        CallingConvention.cutile_python_v1(),
-        symbol="fmha",
-    )
-    assert launched == signature(shape, tuple(len(x) for x in lists))
-    assert [len(x) for x in lists] == list(step.order.lengths(shape, variant.tile, "sm_90")[: variant.lists])
-
-
 WIDE = [
     problem(head_dim=512, heads=2, kv_heads=1, seq_len_q=70, seq_len_kv=200),
     problem(head_dim=512, causal=False, dtype="bfloat16"),
@@ -111,35 +87,6 @@ WIDE = [
 @pytest.mark.parametrize("step", [s for s in GLUON if 1024 in s.head_dims], ids=lambda s: s.name)
 def test_wide_heads_are_correct(step, shape):
     assert_right(step, shape, "cuda")
-
-
-@pytest.mark.parametrize("step", GLUON, ids=lambda s: s.name)
-def test_a_gluon_step_compiles_to_what_a_launch_runs(step):
-    """``Step.compile`` shows the code that runs: its types and constants are those that a launch derives."""
-    from steps.core.fused import grid
-    from steps.gluon.launching import arguments
-
-    shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4)
-    q, k, v = FORWARD.inputs(shape, 0, "cuda")
-    variant = step.variant(shape)
-    launched = step.kernel(shape)[grid(shape, variant.tile)](
-        *arguments(q, k, v, q.clone(), shape, shape.effective_scale), variant, num_warps=variant.warps.number
-    )
-    assert launched.asm["ptx"] == step.compile(shape, "sm_90").ptx
-
-
-@pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
-def test_a_hopper_step_compiles_to_what_a_launch_runs(step):
-    from steps.hopper.launching import arguments
-
-    shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4, head_dim=128)
-    q, k, v = FORWARD.inputs(shape, 0, "cuda")
-    variant = step.variant(shape)
-    blocks, order = step.order.blocks(shape, variant.tile, q.device)
-    passed = arguments(q, k, v, q.clone(), shape, shape.effective_scale, order, variant)
-    with ptxas.chosen_for("sm_90"), rewriting.written_into_ptx():
-        launched = step.kernel(shape)[(blocks,)](*passed, variant, num_warps=variant.warps)
-    assert variant.rewrite and launched.asm["ptx"] == step.compile(shape, "sm_90").ptx
 
 
 @pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from steps import get_step
-from steps.cutile.skeleton import signature
 from steps.reference.peers import PEERS
 from tests.backward.test_masks import BEST, TAKING
 from tests.backward.test_masks import SHAPES as GRADIENTS
 from tests.checking import asked, assert_right
-from tests.everyday.test_masks import CAPS, GROUPS, MASKED, PACKED, WINDOWS, packed, takers
+from tests.everyday.test_masks import CAPS, MASKED, PACKED, WINDOWS, packed, takers
 from tutorial_lib import packing
 from tutorial_lib.hardware import describe_machine
 from tutorial_lib.passes import FORWARD
@@ -123,22 +122,3 @@ def test_packed_sequences_leave_their_neighbours_alone(name):
     o = get_step(name).attention(q, k, v, cu_seqlens_q=begins)
     for part in (slice(0, 100), slice(300, 350)):
         torch.testing.assert_close(o[part].double(), exact[part], atol=5e-3, rtol=1e-2)
-
-
-def test_compile_is_what_a_launch_of_a_group_compiles():
-    from cuda.tile.compilation import CallingConvention, KernelSignature
-
-    step, shape = get_step("pack_gqa"), GROUPS[0]
-    variant = step.variant(shape, describe_machine("cuda")["arch"])
-    q, k, v = FORWARD.inputs(shape, 0, "cuda")
-    q = q.unflatten(1, (shape.kv_heads, shape.group_size))
-    seen, tile = step.launched(shape, variant)
-    _, order = step.order.blocks(seen, tile, q.device)
-    lists = order[: variant.lists]
-    launched = KernelSignature.from_kernel_args(
-        step.compiled_when_launched(step.kernel_function(variant)),
-        (q, k, v, q.clone(), 0.1, *lists),
-        CallingConvention.cutile_python_v1(),
-        symbol="fmha",
-    )
-    assert launched == signature(shape, tuple(len(x) for x in lists), by_group=True)

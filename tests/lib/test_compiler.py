@@ -3,12 +3,14 @@
 import dataclasses
 
 import pytest
+from cuda.tile._compile import default_tile_context
+from cutile_cache._cache import cache_entries, cache_lookup
 
 from steps import STEPS, get_step
 from steps.core.problems import HEADLINE as EVEN
 from tests.core.test_one_change import CUTILE
 from tests.expected import same_compilers
-from tutorial_lib import compiler, sass
+from tutorial_lib import compiler, ptxas, sass
 from tutorial_lib.architectures import ARCHITECTURES, blocks_per_multiprocessor
 from tutorial_lib.compiler import AMD_ARCHITECTURES, CUTILE_ARCHITECTURES, parse_remarks
 
@@ -108,26 +110,36 @@ def test_code_is_the_same_whatever_its_addresses():
     assert sass.without_addresses(TEXT) != sass.without_addresses(TEXT.replace("FSEL", "FMUL"))
 
 
-def test_compiled_again_it_comes_from_disk(monkeypatch, tmp_path):
+def test_compiled_again_it_comes_from_disk(monkeypatch, tmp_path, tmp_path_factory):
+    """And where cuTile looks when the kernel is launched, it lies, too (``tests/core/test_compiled_ahead.py``)."""
+    launches = str(tmp_path_factory.mktemp("launches"))
+    monkeypatch.setattr(default_tile_context.config, "cache_dir", launches)
     monkeypatch.setattr(compiler, "lock", None)
     monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path))
     first = CUTILE[-1].compile(EVEN, "sm_90")
+    [entry] = cache_entries(launches)
+    assert cache_lookup(launches, entry.key).startswith(b"\x7fELF")
     monkeypatch.setattr(compiler, "_compile", lambda *arguments: pytest.fail("compiled twice"))
     again = CUTILE[-1].compile(EVEN, "sm_90")
     assert again == first and again.hot_loop == first.hot_loop
+    made = []
+    monkeypatch.setattr(compiler, "_compile", lambda *arguments: made.append("again") or first)
     [kept] = tmp_path.iterdir()
     kept.write_text("{not json", encoding="utf-8")
-    monkeypatch.undo()
-    monkeypatch.setattr(compiler, "lock", None)
-    monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path))
-    assert CUTILE[-1].compile(EVEN, "sm_90") == first  # a spoilt file is compiled over
-
-
-def test_a_cache_that_cannot_be_written_is_no_harm(monkeypatch):
-    monkeypatch.setattr(compiler, "lock", None)
-    kept = get_step("intra_tile_overlap").compile(EVEN, "sm_90")
+    assert CUTILE[-1].compile(EVEN, "sm_90") == first and len(made) == 1  # a spoilt file is compiled over
+    assert CUTILE[-1].compile(EVEN, "sm_90") == first and len(made) == 1
     monkeypatch.setenv("FMHA_TUTORIAL_CACHE", "/proc/nowhere")
-    assert get_step("intra_tile_overlap").compile(EVEN, "sm_90") == kept
+    assert CUTILE[-1].compile(EVEN, "sm_90") == first and len(made) == 2  # nothing can be kept there
+
+
+def test_a_kernel_is_kept_under_the_ptxas_that_made_it():
+    """Whatever Triton was asked for in this process before, which it remembers."""
+    from triton.backends.nvidia import compiler as nvidia
+
+    usual = nvidia.get_ptxas_version(90)
+    with ptxas.chosen_for("sm_90"):
+        assert ptxas.version_for("sm_90") in nvidia.get_ptxas_version(90) and nvidia.get_ptxas_version(90) != usual
+    assert nvidia.get_ptxas_version(90) == usual
 
 
 def test_occupancy_by_hand():

@@ -3,13 +3,16 @@
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from steps.measuring import bench
+from steps import lesson
+from steps.measuring import bench, sweep
 from steps.reference.peers import GradientPeer, PagedPeer, Peer, QuantizedPeer
 from tests.shapes import problem
+from tutorial_lib.accuracy import Accuracy
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import FP8
 
@@ -42,6 +45,60 @@ def test_what_a_peer_needs_is_imported_before_its_turn(direction, monkeypatch, t
     monkeypatch.setattr(type(peer), "unsupported", lambda *asked: None)  # here, without a GPU, it says so
     assert made.check(peer) == "checked"
     assert turns == [False, False, True]  # inputs, poisoned outputs, the check
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What a check on a made-up GPU does, in its order: a turn begins and ends, and a step is compiled and compared."""
+
+    class Told(list):
+        step = SimpleNamespace(unsupported=lambda *_: None, compile=lambda *_: told.append("compiled"))
+
+    told = Told()
+
+    @contextmanager
+    def turn(device):
+        told.append("begins")
+        yield
+        told.append("ends")
+
+    def compared(*_):
+        told.append("compared")
+        return Accuracy(0.0, 0.0, 1.0)
+
+    kind = SimpleNamespace(causes=(), poisoned=lambda inputs: (), make_ready=lambda *_: told.append("made ready"))
+    kind.inputs = kind.reference = kind.yardstick = kind.errors_by_cause = lambda *_: ()
+    kind.check = compared
+    for module in (bench, lesson):
+        monkeypatch.setattr(module, "gpu_turn", turn)
+    monkeypatch.setattr(lesson, "pass_of", lambda step: kind)
+    monkeypatch.setattr(lesson, "describe_machine", lambda device: {"arch": "sm_90"})
+    monkeypatch.setattr(bench, "target_of", lambda device: "sm_90")
+    monkeypatch.setitem(bench.PASSES, "made up", kind)
+    return told
+
+
+@pytest.mark.parametrize("who", ["measured", "in a chapter"])
+def test_a_compiler_is_not_waited_for_in_a_turn(who, events):
+    if who == "measured":
+        made = bench.Bench(problem(), "made up", "cpu", 0, check=True)
+        made.device = SimpleNamespace(type="cuda")
+        events.clear()
+        made.check(events.step)
+        assert events == ["compiled", "begins", "ends", "made ready", "begins", "compared", "ends"]
+    else:
+        lesson._accuracy(events.step, problem(), True)
+        assert events == ["compiled", "begins", "compared", "ends"]
+
+
+def test_what_a_sweep_compiles_is_compiled_side_by_side(monkeypatch):
+    """By calls, of which none waits for another's compiler."""
+    called = []
+    monkeypatch.setattr(sweep, "gpu_turn", pytest.fail)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append("emptied"))
+    monkeypatch.setattr(sweep.Called, "_call", lambda *_: called.append("called"))
+    sweep.Called((), "forward").compile(problem(), "sm_90")
+    assert called == ["called", "emptied"]
 
 
 def test_the_baselines_kernels_are_looked_at_in_its_turn(monkeypatch):

@@ -371,7 +371,7 @@ def test_the_command_forks_its_kernels_with_all_that_chapters_import():
     assert len(done) == 2 and shown == {str((True, str(notebooks.NOTEBOOKS), True))}
 
 
-@pytest.mark.parametrize(("gpu", "at_once", "threads"), [(False, 8, "1"), (True, 2, "4")])
+@pytest.mark.parametrize(("gpu", "at_once", "threads"), [(False, 8, "1"), (True, 4, "2")])
 def test_chapters_side_by_side_share_the_cores(monkeypatch, gpu, at_once, threads):
     asked = []
 
