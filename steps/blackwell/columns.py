@@ -58,26 +58,25 @@ def issue_scores(tiles, columns, barriers, warpgroup, iteration, variant: gl.con
     """Begin a QK product [query, key]. ``scores_full`` completes when it, and all that was begun before, has ended."""
     query = tiles.query.index(warpgroup).reshape([variant.rows, variant.head_dim])
     key = tiles.key.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim]).permute((1, 0))
-    scores, done = columns.scores.index(warpgroup), barriers.scores_full.index(warpgroup)
+    into, done = columns.scores.index(warpgroup), barriers.scores_full.index(warpgroup)
     if variant.multicast:
-        blackwell.tcgen05_mma(query, key, scores, use_acc=False, multicast=True, mbarriers=[done])
+        blackwell.tcgen05_mma(query, key, into, use_acc=False, multicast=True, mbarriers=[done])
     else:
-        blackwell.tcgen05_mma(query, key, scores, use_acc=False, mbarriers=[done])
+        blackwell.tcgen05_mma(query, key, into, use_acc=False, mbarriers=[done])
 
 
 @gluon.jit
-def issue_output(tiles, columns, barriers, warpgroup, iteration, add, variant: gl.constexpr):
+def issue_output(weights, tiles, columns, barriers, warpgroup, iteration, add, variant: gl.constexpr):
     """Begin a PV product. ``output_full`` tells of its end.
 
     add: whether it is added to the output.
     """
-    weights = weights_of(columns, warpgroup, tiles.key.dtype, variant)
     value = tiles.value.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
-    output, done = columns.output.index(warpgroup), barriers.output_full.index(warpgroup)
+    into, done = columns.output.index(warpgroup), barriers.output_full.index(warpgroup)
     if variant.multicast:
-        blackwell.tcgen05_mma(weights, value, output, use_acc=add, multicast=True, mbarriers=[done])
+        blackwell.tcgen05_mma(weights, value, into, use_acc=add, multicast=True, mbarriers=[done])
     else:
-        blackwell.tcgen05_mma(weights, value, output, use_acc=add, mbarriers=[done])
+        blackwell.tcgen05_mma(weights, value, into, use_acc=add, mbarriers=[done])
 
 
 @gluon.jit

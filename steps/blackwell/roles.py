@@ -71,7 +71,8 @@ def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
                 await_tile(barriers.key_full, iteration + 1, STAGES)
             for warpgroup in gl.static_range(WARPGROUPS):
                 mbarrier.wait(barriers.weights_full.index(warpgroup), iteration & 1)
-                issue_output(tiles, columns, barriers, warpgroup, iteration, j > 0, variant)
+                weights = weights_of(columns, warpgroup, tiles.key.dtype, variant)
+                issue_output(weights, tiles, columns, barriers, warpgroup, iteration, j > 0, variant)
                 if j + 1 < end:
                     mbarrier.wait(barriers.output_full.index(warpgroup), iteration & 1)
                     issue_scores(tiles, columns, barriers, warpgroup, iteration + 1, variant)

@@ -140,7 +140,7 @@ def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: g
                 # The weights of both CTAs are there, their outputs are rescaled, and their scores are read: a product
                 # of both reads and writes in both.
                 hopper.cluster.barrier()
-            issue_output(tiles, columns, barriers, 0, j, j > 0, variant)
+            issue_output(weights_at, tiles, columns, barriers, 0, j, j > 0, variant)
             mbarrier.wait(barriers.output_full.index(0), j & 1)
             if j + STAGES < end:
                 fetch_tile(arrays.value, tiles.value, barriers.value_full, query_tile, j + STAGES, j, variant)
