@@ -1,4 +1,4 @@
-"""Pieces that both large kernels share: mbarriers, copies by TMA, weights, and the small kernel in front.
+"""Pieces that both large kernels share: mbarriers, and what is known of a query; and the small kernel in front.
 
 No piece knows of a step.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from steps.backward_hopper.lib import Aside
 from steps.backward_hopper.rows import prepare_rows
@@ -24,19 +23,6 @@ def joint_barrier():
 def barrier_of_each():
     """An mbarrier of each CTA, which a product of both completes in both."""
     return cluster_ring(1, 1, False).index(0)
-
-
-@gluon.jit
-def fetch(array, slot, full, batch, head, row):
-    """Ask TMA for a tile: each CTA asks for its half."""
-    mbarrier.expect(full, array.nbytes_per_cta)
-    tma.async_load(array, [batch, head, row, 0], full, slot)
-
-
-@gluon.jit
-def matrix(tile):
-    """A tile in shared memory as a matrix [row, head_dim]."""
-    return tile.reshape([tile.shape[2], tile.shape[3]])
 
 
 @gluon.jit

@@ -48,9 +48,9 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
 
     def key_variant(self, problem: Problem) -> Variant:
         """The constants of the kernel for dK and dV. Shared memory has room for one tile of Q and of dO."""
-        return self._variant(problem, OF_KEYS, OF_KEYS.key, OF_KEYS.query, 1, keys.go_through_queries)
+        return self._variant(problem, OF_KEYS, OF_KEYS.key, OF_KEYS.query, 1)
 
-    def _variant(self, problem: Problem, tile: Tile, rows: int, passing: int, stages: int, walk: Callable) -> Variant:
+    def _variant(self, problem: Problem, tile: Tile, rows: int, passing: int, stages: int, walk=None) -> Variant:
         return Variant(
             tile=tile,
             rows=rows,

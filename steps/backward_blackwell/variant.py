@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, tensor_memory_descriptor_type
+from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout
 
 from steps.core.tiles import Tile
 from steps.gluon.functions import compiled_as
@@ -53,7 +53,7 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
-    walk: Callable  # over the tiles that pass by
+    walk: Callable | None  # over the tiles that pass by, where clusters own queries
 
     @property
     def cache_key(self) -> str:
@@ -78,31 +78,6 @@ class Variant:
     def _columns(self, number: int) -> TensorMemoryLayout:
         """So many columns of a product. Of 64 rows in a CTA the other half of the lanes has the last columns."""
         return TensorMemoryLayout((self.rows // CTAS, number), col_stride=1, cga_layout=[[1, 0]], two_ctas=True)
-
-    def _registers(self, dtype, columns: int) -> gl.DistributedLinearLayout:
-        """So many columns of a product in registers: a thread has a row of them, or half a row."""
-        shape = [self.rows, columns]
-        return tensor_memory_descriptor_type(dtype, shape, self._columns(columns), shape).get_reg_layout(WARPS)
-
-    @cached_property
-    def accumulator(self) -> gl.DistributedLinearLayout:
-        """Scores, and the gradients of weights, in registers."""
-        return self._registers(gl.float32, self.passing)
-
-    @cached_property
-    def factor(self) -> gl.DistributedLinearLayout:
-        """dS [query, key] of 16 bits in registers, as tensor memory takes it."""
-        return self._registers(gl.float16, self.passing)
-
-    @cached_property
-    def all_columns(self) -> gl.DistributedLinearLayout:
-        """dK or dV in registers."""
-        return self._registers(gl.float32, self.head_dim)
-
-    @cached_property
-    def output(self) -> gl.DistributedLinearLayout:
-        """As many columns of dQ as are in registers at once."""
-        return self._registers(gl.float32, self.at_once)
 
     @cached_property
     def shared(self) -> gl.NVMMASharedLayout:

@@ -54,26 +54,36 @@ def weights_of(columns, warpgroup, dtype: gl.constexpr, variant: gl.constexpr):
 
 
 @gluon.jit
-def issue_scores(query, keys, iteration, scores, done, variant: gl.constexpr):
-    """Begin the QK product [query, key]. ``done`` completes when it, and all that was begun before, has ended."""
-    key = keys.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
+def issue_scores(tiles, columns, barriers, warpgroup, iteration, variant: gl.constexpr):
+    """Begin a QK product [query, key]. ``scores_full`` completes when it, and all that was begun before, has ended."""
+    query = tiles.query.index(warpgroup).reshape([variant.rows, variant.head_dim])
+    key = tiles.key.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim]).permute((1, 0))
+    into, done = columns.scores.index(warpgroup), barriers.scores_full.index(warpgroup)
     if variant.multicast:
-        blackwell.tcgen05_mma(query, key.permute((1, 0)), scores, use_acc=False, multicast=True, mbarriers=[done])
+        blackwell.tcgen05_mma(query, key, into, use_acc=False, multicast=True, mbarriers=[done])
     else:
-        blackwell.tcgen05_mma(query, key.permute((1, 0)), scores, use_acc=False, mbarriers=[done])
+        blackwell.tcgen05_mma(query, key, into, use_acc=False, mbarriers=[done])
 
 
 @gluon.jit
-def issue_output(weights, values, iteration, output, add, done, variant: gl.constexpr):
-    """Begin the PV product; ``done`` is as above.
+def issue_output(weights, tiles, columns, barriers, warpgroup, iteration, add, variant: gl.constexpr):
+    """Begin a PV product. ``output_full`` tells of its end.
 
     add: whether it is added to the output.
     """
-    value = values.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    value = tiles.value.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    into, done = columns.output.index(warpgroup), barriers.output_full.index(warpgroup)
     if variant.multicast:
-        blackwell.tcgen05_mma(weights, value, output, use_acc=add, multicast=True, mbarriers=[done])
+        blackwell.tcgen05_mma(weights, value, into, use_acc=add, multicast=True, mbarriers=[done])
     else:
-        blackwell.tcgen05_mma(weights, value, output, use_acc=add, mbarriers=[done])
+        blackwell.tcgen05_mma(weights, value, into, use_acc=add, mbarriers=[done])
+
+
+@gluon.jit
+def beside(output, factor, variant: gl.constexpr):
+    """A factor [query] as [query, 1], to multiply as many columns of the output as are in registers at once."""
+    some = output.slice(0, variant.at_once)
+    return gl.convert_layout(factor, gl.SliceLayout(1, some.get_reg_layout()))[:, None]
 
 
 @gluon.jit
@@ -81,29 +91,20 @@ def rescale(output, factor, variant: gl.constexpr):
     """Multiply the rows of an output [query, head_dim] by a factor [query], some columns at a time."""
     AT_ONCE: gl.constexpr = variant.at_once
     HEAD_DIM: gl.constexpr = variant.head_dim
-    by = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]
+    by = beside(output, factor, variant)
     for column in gl.static_range(0, HEAD_DIM, AT_ONCE):
         some = output.slice(column, AT_ONCE)
-        some.store(some.load(variant.output) * by)
+        some.store(some.load() * by)
 
 
 @gluon.jit
-def to_shared_memory(output, factor, slot, variant: gl.constexpr):
-    """Multiply as ``rescale`` does, and store the output in shared memory, from which TMA takes it."""
+def to_panels(output, by, panels, variant: gl.constexpr):
+    """Multiply an output by a number, or numbers [query, 1], and store it in shared memory, from which TMA takes it.
+
+    There is a panel for every AT_ONCE columns [panel, ..., query, column].
+    """
     AT_ONCE: gl.constexpr = variant.at_once
     HEAD_DIM: gl.constexpr = variant.head_dim
-    by = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]
-    for column in gl.static_range(0, HEAD_DIM, AT_ONCE):
-        some = output.slice(column, AT_ONCE).load(variant.output) * by
-        slot.slice(column, AT_ONCE, 1).store(some.to(slot.dtype))
-
-
-@gluon.jit
-def to_panels(output, factor, panels, variant: gl.constexpr):
-    """As ``to_shared_memory``, to a panel for every AT_ONCE columns [panel, ..., query, column]."""
-    AT_ONCE: gl.constexpr = variant.at_once
-    HEAD_DIM: gl.constexpr = variant.head_dim
-    by = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]
     for n in gl.static_range(HEAD_DIM // AT_ONCE):
-        some = output.slice(n * AT_ONCE, AT_ONCE).load(variant.output) * by
+        some = output.slice(n * AT_ONCE, AT_ONCE).load() * by
         panels.index(n).reshape([variant.rows, AT_ONCE]).store(some.to(panels.dtype))

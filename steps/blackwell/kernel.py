@@ -88,7 +88,8 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
         work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant)
     else:
         FACTORS: gl.constexpr = [WARPGROUPS, variant.rows]
-        factors = gl.allocate_shared_memory(gl.float32, FACTORS, variant.factors) if variant.correction else None
+        PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        factors = gl.allocate_shared_memory(gl.float32, FACTORS, PLAIN) if variant.correction else None
         key_empty, value_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, 1)
         weights_full = barrier_ring(WARPGROUPS, ARRIVALS)
         query_empty = barrier_ring(WARPGROUPS, 1) if variant.persistent else None

@@ -14,15 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from steps.blackwell.columns import issue_output, issue_scores, rescale, weights_of
 from steps.blackwell.softmax import hide, next_maxima, weigh
 from steps.blackwell.taking import hear_next, own_tiles, take_next
-from steps.blackwell.together import (
-    fetch_keys,
-    fetch_query,
-    fetch_values,
-    query_of,
-    query_tile_of,
-    store_output,
-    store_sums,
-)
+from steps.blackwell.together import fetch_query, fetch_tile, query_tile_of, store_output, store_sums
 from steps.gluon.softmax import LEAST, tiles_to_visit
 from steps.hopper.lib import await_tile
 
@@ -45,32 +37,17 @@ def copy(arrays, tiles, barriers, work, variant: gl.constexpr):
         for j in range(end):
             used = iteration // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_empty.index(iteration % STAGES), used)
-            fetch_keys(arrays, tiles, barriers, query_tile, j, iteration, variant)
+            fetch_tile(arrays.key, tiles.key, barriers.key_full, query_tile, j, iteration, variant)
             mbarrier.wait(barriers.value_empty.index(iteration % STAGES), used)
-            fetch_values(arrays, tiles, barriers, query_tile, j, iteration, variant)
+            fetch_tile(arrays.value, tiles.value, barriers.value_full, query_tile, j, iteration, variant)
             iteration += 1
         n = take_next(n, last, query_iteration, work, variant)
         query_iteration += 1
 
 
 @gluon.jit
-def multiply_next(tiles, columns, barriers, warpgroup: gl.constexpr, iteration, j, end, variant: gl.constexpr):
-    """Begin a warpgroup's PV product of the j-th tile and its QK product of the next, each once it may."""
-    weights = weights_of(columns, warpgroup, tiles.key.dtype, variant)
-    output = columns.output.index(warpgroup)
-    mbarrier.wait(barriers.weights_full.index(warpgroup), iteration & 1)
-    issue_output(weights, tiles.value, iteration, output, j > 0, barriers.output_full.index(warpgroup), variant)
-    if j + 1 < end:
-        queries = query_of(tiles.query, warpgroup, variant)
-        scores_at = columns.scores.index(warpgroup)
-        mbarrier.wait(barriers.output_full.index(warpgroup), iteration & 1)
-        issue_scores(queries, tiles.key, iteration + 1, scores_at, barriers.scores_full.index(warpgroup), variant)
-
-
-@gluon.jit
 def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
-    """A warp: begins all products, of both warpgroups in turn. While one warpgroup does its softmax, the other
-    multiplies.
+    """A warp: begins all products, those of one warpgroup while the other does its softmax.
 
     The next scores come where the weights are that a PV product reads. The PTX ISA promises no order between products
     with different accumulators, so that one is waited for before the QK product begins.
@@ -86,16 +63,19 @@ def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
         await_tile(barriers.key_full, iteration, STAGES)
         for warpgroup in gl.static_range(WARPGROUPS):
             mbarrier.wait(barriers.query_full.index(warpgroup), query_iteration & 1)
-            query = query_of(tiles.query, warpgroup, variant)
-            scores = columns.scores.index(warpgroup)
-            issue_scores(query, tiles.key, iteration, scores, barriers.scores_full.index(warpgroup), variant)
+            issue_scores(tiles, columns, barriers, warpgroup, iteration, variant)
         blackwell.tcgen05_commit(barriers.key_empty.index(iteration % STAGES))
         for j in range(end):
             await_tile(barriers.value_full, iteration, STAGES)
             if j + 1 < end:
                 await_tile(barriers.key_full, iteration + 1, STAGES)
             for warpgroup in gl.static_range(WARPGROUPS):
-                multiply_next(tiles, columns, barriers, warpgroup, iteration, j, end, variant)
+                mbarrier.wait(barriers.weights_full.index(warpgroup), iteration & 1)
+                weights = weights_of(columns, warpgroup, tiles.key.dtype, variant)
+                issue_output(weights, tiles, columns, barriers, warpgroup, iteration, j > 0, variant)
+                if j + 1 < end:
+                    mbarrier.wait(barriers.output_full.index(warpgroup), iteration & 1)
+                    issue_scores(tiles, columns, barriers, warpgroup, iteration + 1, variant)
             blackwell.tcgen05_commit(barriers.value_empty.index(iteration % STAGES))
             if j + 1 < end:
                 blackwell.tcgen05_commit(barriers.key_empty.index((iteration + 1) % STAGES))
@@ -113,10 +93,10 @@ def hand_over(factors, barriers, factor, iteration, warpgroup: gl.constexpr):
 
 
 @gluon.jit
-def take_over(factors, barriers, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
+def take_over(factors, barriers, iteration, warpgroup: gl.constexpr, layout: gl.constexpr):
     """Take the factor [query] of a warpgroup for tile ``iteration``."""
     mbarrier.wait(barriers.factors_full.index(warpgroup), iteration & 1)
-    factor = factors.index(warpgroup).load(gl.SliceLayout(1, variant.output))
+    factor = factors.index(warpgroup).load(layout)
     mbarrier.arrive(barriers.factors_empty.index(warpgroup), count=1)
     return factor
 
@@ -144,8 +124,8 @@ def finish(
 @gluon.jit
 def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, warpgroup: gl.constexpr, variant: gl.constexpr):
     """A warpgroup: the softmax of its queries, over all tiles of keys that the block visits."""
-    ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
     scores_at = columns.scores.index(warpgroup)
+    ROW: gl.constexpr = gl.SliceLayout(1, scores_at.get_reg_layout())
     weights_at = weights_of(columns, warpgroup, tiles.key.dtype, variant)
     output_at = columns.output.index(warpgroup)
     iteration = 0
@@ -161,7 +141,7 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, warpgrou
         for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
             for j in range(whole if masked else 0, end if masked else whole):
                 mbarrier.wait(barriers.scores_full.index(warpgroup), iteration & 1)
-                scores = scores_at.load(variant.accumulator)
+                scores = scores_at.load()
                 if masked:
                     scores = hide(scores, first_query, j * variant.tile.key, query_tile.seq_len_kv, variant)
                 row_max, correction = next_maxima(scores, row_max, scale, variant)
@@ -170,7 +150,7 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, warpgrou
                         hand_over(factors, barriers, correction, iteration - 1, warpgroup)
                 weights = weigh(scores, row_max, scale, variant)
                 row_sum = row_sum * correction + gl.sum(weights, 1)
-                weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
+                weights = gl.convert_layout(weights.to(tiles.key.dtype), weights_at.get_reg_layout())
                 if not variant.correction:  # noqa: SIM102
                     if j > 0:  # these scores were begun when the PV product before had ended: nobody writes the output
                         rescale(output_at, correction, variant)
@@ -191,6 +171,7 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, warpgrou
 @gluon.jit
 def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constexpr):
     """A warpgroup: rescales the outputs of both softmax warpgroups, and stores them at the end."""
+    ROW: gl.constexpr = gl.SliceLayout(1, columns.output.index(0).get_reg_layout())
     WARPGROUPS: gl.constexpr = variant.warpgroups
     iteration = 0
     query_iteration = 0
@@ -202,9 +183,8 @@ def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constex
             mbarrier.arrive(barriers.weights_full.index(warpgroup), count=1)  # there is no output yet that needs it
         for _ in range(1, end):
             for warpgroup in gl.static_range(WARPGROUPS):
-                factor = take_over(
-                    factors, barriers, iteration, warpgroup, variant
-                )  # of scores behind the PV product before
+                # These scores were begun when the PV product before had ended: nobody writes the output.
+                factor = take_over(factors, barriers, iteration, warpgroup, ROW)
                 if variant.threshold > 0:
                     if gl.min(factor, 0) < 1.0:  # for all rows or none: a branch is for whole warps
                         rescale(columns.output.index(warpgroup), factor, variant)
@@ -213,7 +193,7 @@ def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constex
                 mbarrier.arrive(barriers.weights_full.index(warpgroup), count=1)
             iteration += 1
         for warpgroup in gl.static_range(WARPGROUPS):
-            factor = take_over(factors, barriers, iteration, warpgroup, variant)
+            factor = take_over(factors, barriers, iteration, warpgroup, ROW)
             finish(arrays, tiles, columns, barriers, query_tile, head, factor, iteration, warpgroup, variant)
         iteration += 1
         n = hear_next(n, last, query_iteration, work, variant)

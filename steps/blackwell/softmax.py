@@ -18,10 +18,10 @@ def hide(scores, first_query, first_key, seq_len_kv, variant: gl.constexpr):
     A thread compares the number of the last key that its query sees with a constant for each register. Compared the
     other way round, with the number of every key in a register, they would be 128 registers more.
     """
-    key = gl.arange(0, variant.tile.key, gl.SliceLayout(0, variant.accumulator))
+    key = gl.arange(0, variant.tile.key, gl.SliceLayout(0, scores.type.layout))
     last = seq_len_kv - 1 - first_key
     if variant.causal:
-        seen = first_query - first_key + gl.arange(0, variant.rows, gl.SliceLayout(1, variant.accumulator))
+        seen = first_query - first_key + gl.arange(0, variant.rows, gl.SliceLayout(1, scores.type.layout))
         if variant.ragged:
             seen = gl.minimum(seen, last)
         return gl.where(key[None, :] <= seen[:, None], scores, float("-inf"))
@@ -31,7 +31,7 @@ def hide(scores, first_query, first_key, seq_len_kv, variant: gl.constexpr):
 
 @gluon.jit
 def next_maxima(scores, row_max, scale, variant: gl.constexpr):
-    """(maximum [query] in base 2 that weights are relative to, correction [query] of what was summed up before)."""
+    """(maximum [query] that weights are relative to, in base 2; correction [query] of earlier sums)."""
     new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
     if variant.threshold > 0:
         new_max = gl.where(new_max - row_max > variant.threshold, new_max, row_max)
@@ -43,8 +43,8 @@ def weigh(scores, row_max, scale, variant: gl.constexpr):
     """Weights [query, key]: 2^(score - maximum)."""
     exponent = scores * scale - row_max[:, None]
     if variant.remainder > 0:
-        key = gl.arange(0, variant.tile.key, gl.SliceLayout(0, variant.accumulator))
-        # A register holds the same key in every thread, so the compiler knows for each of them which of both it needs.
+        key = gl.arange(0, variant.tile.key, gl.SliceLayout(0, scores.type.layout))
+        # A register holds the same key in every thread: the compiler knows which of both it needs.
         by_unit = (key % variant.frequency < variant.frequency - variant.remainder)[None, :]
         return gl.where(by_unit, exp2(exponent), exp2_by_polynomial(exponent))
     else:
@@ -72,14 +72,10 @@ def exp2_by_polynomial(x):
     to the exponent of a float32 multiplies it by 2^n. Adding 1.5 * 2^23 to x leaves n in the last bits of the sum.
     """
     INTEGERS: gl.constexpr = 12582912.0  # 1.5 * 2^23: floats of this size are a distance of 1 from each other
-    # The least that a polynomial of degree 3 can differ from 2^rest there, relative to it, is 7.5e-5.
-    C0: gl.constexpr = 0.99992807
-    C1: gl.constexpr = 0.69326099
-    C2: gl.constexpr = 0.24261112
-    C3: gl.constexpr = 0.05517167
     x = gl.maximum(x, -125.0)  # what is smaller has no exponent to add to
     shifted = x + INTEGERS
     rest = x - (shifted - INTEGERS)
-    power = ((C3 * rest + C2) * rest + C1) * rest + C0
+    # The least that a polynomial of degree 3 can differ from 2^rest there, relative to it, is 7.5e-5.
+    power = ((0.05517167 * rest + 0.24261112) * rest + 0.69326099) * rest + 0.99992807
     exponent = shifted.to(gl.int32, bitcast=True) << 23
     return (power.to(gl.int32, bitcast=True) + exponent).to(gl.float32, bitcast=True)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, tensor_memory_descriptor_type
+from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout
 
 from steps.core.fused import Choices
 from steps.core.tiles import Tile
@@ -221,31 +221,6 @@ class Variant:
         if self.ctas == 1:
             return TensorMemoryLayout((ROWS, number), col_stride=1)
         return TensorMemoryLayout((ROWS, number), col_stride=1, cga_layout=[[1, 0]], two_ctas=self.pair)
-
-    def _registers(self, dtype, columns: int) -> gl.DistributedLinearLayout:
-        """So many columns in registers: a thread has a row of them."""
-        shape = [self.rows, columns]
-        return tensor_memory_descriptor_type(dtype, shape, self._columns(columns), shape).get_reg_layout(GROUP_WARPS)
-
-    @cached_property
-    def accumulator(self) -> gl.DistributedLinearLayout:
-        """Scores [query, key] in registers: a thread has all of a query's."""
-        return self._registers(gl.float32, self.tile.key)
-
-    @cached_property
-    def weights(self) -> gl.DistributedLinearLayout:
-        """Weights [query, key] of 16 bits in registers."""
-        return self._registers(gl.float16, self.tile.key)
-
-    @cached_property
-    def output(self) -> gl.DistributedLinearLayout:
-        """As many columns of the output [query, column] as are in registers at once."""
-        return self._registers(gl.float32, self.at_once)
-
-    @cached_property
-    def factors(self) -> gl.SwizzledSharedLayout:
-        """One number a query in shared memory."""
-        return gl.SwizzledSharedLayout(1, 1, 1, [0])
 
     @cached_property
     def shared(self) -> gl.NVMMASharedLayout:

@@ -60,8 +60,7 @@ def transpose(V, strides, Out, seq_len_kv, kv_heads, padded, head_dim, constants
     COLUMNS: gl.constexpr = constants.head_dim
     IN: gl.constexpr = gl.BlockedLayout([FOUR, WIDE], [32 * WIDE // COLUMNS, COLUMNS // WIDE], [WARPS, 1], [1, 0])
     OUT: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 * WIDE // KEYS, KEYS // WIDE], [WARPS, 1], [1, 0])
-    first = gl.program_id(0) * KEYS
-    head, batch = gl.program_id(1), gl.program_id(2).to(gl.int64)
+    first, head, batch = gl.program_id(0) * KEYS, gl.program_id(1), gl.program_id(2).to(gl.int64)
 
     key = constants.order(first + gl.arange(0, KEYS, gl.SliceLayout(1, IN)))[:, None]
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, IN))[None, :]

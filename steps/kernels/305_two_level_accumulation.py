@@ -139,8 +139,7 @@ def transpose(V, strides, Out, seq_len_kv, kv_heads, padded, head_dim):
     gdc_launch_dependents()
     IN: gl.constexpr = gl.BlockedLayout([FOUR, WIDE], [32 * WIDE // HEAD_DIM, HEAD_DIM // WIDE], [WARPS, 1], [1, 0])
     OUT: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 * WIDE // KEYS, KEYS // WIDE], [WARPS, 1], [1, 0])
-    first = gl.program_id(0) * KEYS
-    head, batch = gl.program_id(1), gl.program_id(2).to(gl.int64)
+    first, head, batch = gl.program_id(0) * KEYS, gl.program_id(1), gl.program_id(2).to(gl.int64)
     # Which key stands at a place in memory: the order in which a lane has the weights.
     place_2 = first + gl.arange(0, KEYS, gl.SliceLayout(1, IN))
     key_at = place_2 - place_2 % 16 + (place_2 // 2 % 2) * 8 + (place_2 // 4 % 4) * 2 + (place_2 % 2)

@@ -49,17 +49,9 @@ SHARED_VALUE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element
     cga_layout=[[0, 0, 0, 1]]))  # fmt: skip
 SCORES = gl.constexpr(blackwell.TensorMemoryLayout(block=(128, 128), col_stride=1, cga_layout=[[1, 0]], two_ctas=True))
 SUMS = SCORES
-ACCUMULATOR = WEIGHTS = gl.constexpr(gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16],
-    [0, 32], [0, 64]], lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]], warp_bases=[[32, 0], [64, 0]],
-    block_bases=[[128, 0]], shape=[256, 128]))  # fmt: skip
-OUTPUT = gl.constexpr(gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32]],
-    lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]], warp_bases=[[32, 0], [64, 0]], block_bases=[[128, 0]],
-    shape=[256, 64]))  # fmt: skip
 
 # Tiles in shared memory. query, output: a slot a warpgroup, or one for both; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
-# Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box.
-Arrays = namedtuple("Arrays", "query key value output")
 # mbarriers: of each warpgroup, and for key and value of each slot. full: it is there; empty: nobody reads it.
 # output_full: the PV product has ended.
 Barriers = namedtuple("Barriers", "query_full key_full value_full scores_full output_full")
@@ -72,32 +64,19 @@ QueryTile = namedtuple("QueryTile", "row kv_head batch seq_len_kv")
 @gluon.jit
 def rescale(output, factor):
     """Multiply the rows of an output [query, head_dim] by a factor [query], some columns at a time."""
-    by = gl.convert_layout(factor, gl.SliceLayout(1, OUTPUT))[:, None]
+    # A factor [query] as [query, 1], to multiply as many columns of the output as are in registers at once.
+    by = gl.convert_layout(factor, gl.SliceLayout(1, output.slice(0, AT_ONCE_2).get_reg_layout()))[:, None]
     for column in gl.static_range(0, HEAD_DIM, AT_ONCE_2):
         some = output.slice(column, AT_ONCE_2)
-        some.store(some.load(OUTPUT) * by)
+        some.store(some.load() * by)
 
 
 @gluon.jit
-def fetch_keys(arrays, tiles, barriers, query_tile, j, iteration):
-    """Ask TMA for the j-th tile of keys, into the slot of tile ``iteration``."""
-    row = j * TILE_KEY
+def fetch_tile(array, ring, full, query_tile, j, iteration):
+    """Ask TMA for the j-th tile of keys or values, into the slot of tile ``iteration``."""
     stage = iteration % STAGES
-    # Ask TMA for a tile of keys or values for two CTAs: half of it for each, or all of it for both.
-    mbarrier.expect(barriers.key_full.index(stage), arrays.key.nbytes_per_cta)
-    at = [query_tile.batch, query_tile.kv_head, row, 0]
-    tma.async_load(arrays.key, at, barriers.key_full.index(stage), tiles.key.index(stage), multicast=False)
-
-
-@gluon.jit
-def fetch_values(arrays, tiles, barriers, query_tile, j, iteration):
-    """Ask TMA for the j-th tile of values, into the slot of tile ``iteration``."""
-    row = j * TILE_KEY
-    stage = iteration % STAGES
-    # Ask TMA for a tile of keys or values for two CTAs: half of it for each, or all of it for both.
-    mbarrier.expect(barriers.value_full.index(stage), arrays.value.nbytes_per_cta)
-    at = [query_tile.batch, query_tile.kv_head, row, 0]
-    tma.async_load(arrays.value, at, barriers.value_full.index(stage), tiles.value.index(stage), multicast=False)
+    mbarrier.expect(full.index(stage), array.nbytes_per_cta)
+    tma.async_load(array, [query_tile.batch, query_tile.kv_head, j * TILE_KEY, 0], full.index(stage), ring.index(stage))
 
 
 @gluon.jit
@@ -137,7 +116,6 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     weights = blackwell.allocate_tensor_memory(dtype, [WARPGROUPS, ROWS, TILE_KEY], SCORES)
     columns = Columns(scores, weights, output)
     # --- who does what; the first warpgroup's warps are those that the block began with ---
-    arrays = Arrays(Q, K, V, Out)
     query_full = cluster_ring(WARPGROUPS, 1, True)
     key_full = cluster_ring(STAGES, 1, True)
     value_full = cluster_ring(STAGES, 1, True)
@@ -145,8 +123,6 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     output_full = cluster_ring(WARPGROUPS, PRODUCTS, False)
     barriers = Barriers(query_full, key_full, value_full, scores_full, output_full)
     # A block's queries, a tile of keys after the other. A product is begun, and waited for at once.
-    ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
-    # The n-th tile of queries in the order: (its ``QueryTile``, head).
     n = gl.program_id(0)
     # (head, batch) and index of a tile of queries in its head, from the tile's number.
     head = n // tiles_a_head
@@ -157,39 +133,41 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     end = gl.cdiv(query_tile.seq_len_kv, TILE_KEY)
     # Ask TMA for a warpgroup's queries.
     full = barriers.query_full.index(0)
-    mbarrier.expect(full, arrays.query.nbytes_per_cta)
-    tma.async_load(arrays.query, [query_tile.batch, head, query_tile.row, 0], full, tiles.query.index(0))
+    mbarrier.expect(full, Q.nbytes_per_cta)
+    tma.async_load(Q, [query_tile.batch, head, query_tile.row, 0], full, tiles.query.index(0))
     for j in gl.static_range(STAGES):
         if j < end:
-            fetch_keys(arrays, tiles, barriers, query_tile, j, j)
-            fetch_values(arrays, tiles, barriers, query_tile, j, j)
-    query = tiles.query.index(0).reshape([ROWS, HEAD_DIM])
+            fetch_tile(K, tiles.key, barriers.key_full, query_tile, j, j)
+            fetch_tile(V, tiles.value, barriers.value_full, query_tile, j, j)
     scores_at = columns.scores.index(0)
     weights_at = columns.weights.index(0)
     output_at = columns.output.index(0)
+    ROW: gl.constexpr = gl.SliceLayout(1, scores_at.get_reg_layout())
     row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
     row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
     mbarrier.wait(barriers.query_full.index(0), 0)
     for j in range(0, whole):
         # --- scores: QK product ---
         mbarrier.wait(barriers.key_full.index(j % STAGES), j // STAGES & 1)
-        # Begin the QK product [query, key]. ``done`` completes when it, and all that was begun before, has ended.
-        done = barriers.scores_full.index(0)
-        key = tiles.key.index(j % STAGES).reshape([TILE_KEY, HEAD_DIM])
-        blackwell.tcgen05_mma(query, key.permute((1, 0)), scores_at, use_acc=False, mbarriers=[done])
+        # Begin a QK product [query, key]. ``scores_full`` completes when it, and all that was begun before, has ended.
+        query = tiles.query.index(0).reshape([ROWS, HEAD_DIM])
+        key = tiles.key.index(j % STAGES).reshape([TILE_KEY, HEAD_DIM]).permute((1, 0))
+        into, done = columns.scores.index(0), barriers.scores_full.index(0)
+        blackwell.tcgen05_mma(query, key, into, use_acc=False, mbarriers=[done])
         mbarrier.wait(barriers.scores_full.index(0), j & 1)
         if j + STAGES < end:
-            fetch_keys(arrays, tiles, barriers, query_tile, j + STAGES, j)
-        scores_2 = scores_at.load(ACCUMULATOR)
+            fetch_tile(K, tiles.key, barriers.key_full, query_tile, j + STAGES, j)
+        scores_2 = scores_at.load()
         # --- online softmax ---
         new_max = gl.maximum(row_max, gl.max(scores_2, 1) * scale)
         row_max, correction = new_max, exp2(row_max - new_max)
         # Weights [query, key]: 2^(score - maximum).
         weights_2 = exp2(scores_2 * scale - row_max[:, None])
         # The sums [query] so far, and those of one more tile of weights [query, key].
-        total = gl.sum(gl.sum(gl.reshape(weights_2, [ROWS, TILE_KEY // 16, 16]), 2), 1)
+        some = gl.reshape(weights_2, [ROWS, TILE_KEY // 16, 16])
+        total = gl.sum(gl.sum(some, 2), 1)
         row_sum = row_sum * correction + gl.convert_layout(total, row_sum.type.layout)
-        weights_2 = gl.convert_layout(weights_2.to(tiles.key.dtype), WEIGHTS)
+        weights_2 = gl.convert_layout(weights_2.to(tiles.key.dtype), weights_at.get_reg_layout())
         if j > 0:
             rescale(output_at, correction)
         weights_at.store(weights_2)
@@ -198,25 +176,27 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         # The weights of both CTAs are there, their outputs are rescaled, and their scores are read: a product
         # of both reads and writes in both.
         hopper.cluster.barrier()
-        # Begin the PV product; ``done`` is as above.
-        done = barriers.output_full.index(0)
+        # Begin a PV product. ``output_full`` tells of its end.
         value = tiles.value.index(j % STAGES).reshape([TILE_KEY, HEAD_DIM])
-        blackwell.tcgen05_mma(weights_at, value, output_at, use_acc=j > 0, mbarriers=[done])
+        into, done = columns.output.index(0), barriers.output_full.index(0)
+        blackwell.tcgen05_mma(weights_at, value, into, use_acc=j > 0, mbarriers=[done])
         mbarrier.wait(barriers.output_full.index(0), j & 1)
         if j + STAGES < end:
-            fetch_values(arrays, tiles, barriers, query_tile, j + STAGES, j)
+            fetch_tile(V, tiles.value, barriers.value_full, query_tile, j + STAGES, j)
     # Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where its Q was.
+    output = columns.output.index(0)
+    # A factor [query] as [query, 1], to multiply as many columns of the output as are in registers at once.
+    some = output.slice(0, AT_ONCE_2)
+    by = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, some.get_reg_layout()))[:, None]
     PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE_2, 1, 1, ROWS, AT_ONCE_2]
     panels = tiles.output.index(0).reinterpret(tiles.output.dtype, PANELS, SHARED)
-    # To a panel for every AT_ONCE columns [panel, ..., query, column].
-    output = columns.output.index(0)
-    by = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]
+    # Multiply an output by a number, or numbers [query, 1], and store it in shared memory, from which TMA takes it.
     for n_3 in gl.static_range(HEAD_DIM // AT_ONCE_2):
-        some_2 = output.slice(n_3 * AT_ONCE_2, AT_ONCE_2).load(OUTPUT) * by
+        some_2 = output.slice(n_3 * AT_ONCE_2, AT_ONCE_2).load() * by
         panels.index(n_3).reshape([ROWS, AT_ONCE_2]).store(some_2.to(panels.dtype))
     fence_async_shared()
     for n_2 in gl.static_range(PANELS[0]):
-        tma.async_store(arrays.output, [query_tile.batch, head, query_tile.row, n_2 * AT_ONCE_2], panels.index(n_2))
+        tma.async_store(Out, [query_tile.batch, head, query_tile.row, n_2 * AT_ONCE_2], panels.index(n_2))
     tma.store_wait(0)
 
 

@@ -57,6 +57,16 @@ def write(target, tile):
 
 
 @gluon.jit
+def unasked(target):
+    """target = 3: tiles loaded without a layout, and added to others in the layout that these must have."""
+    sums = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
+    sums.store(gl.full([128, 128], 1.0, gl.float32, sums.get_reg_layout()))
+    some = sums.slice(64, 64)
+    some.store(some.load() + gl.full([128, 64], 0.0, gl.float32, FEW))
+    write(target, sums.load() + gl.full([128, 128], 2.0, gl.float32, SUMS))
+
+
+@gluon.jit
 def product(left, right, target, told: gl.constexpr, waits: gl.constexpr):
     """target = left @ right. told: by the product itself, or by a commit behind it; waits: for that."""
     a, b = factors(left, right)

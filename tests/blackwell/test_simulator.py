@@ -38,6 +38,12 @@ def test_a_product_is_there_when_it_was_waited_for(tiles, told):
     assert launch(kernels.product, (1,), (left, right, target, told, True), 4, machine=B200).busy["tmem"] == 128
 
 
+def test_a_load_that_asks_for_no_layout_has_the_one_that_triton_computes():
+    target = torch.full((128, 128), float("nan"))
+    assert not launch(kernels.unasked, (1,), (target,), 4, machine=B200).found
+    assert (target == 3).all()
+
+
 def test_a_load_that_does_not_wait_is_a_race_and_shows(tiles):
     left, right, _, target = tiles
     run = launch(kernels.product, (1,), (left, right, target, True, False), 4, machine=B200)

@@ -351,9 +351,6 @@ LONGER = {
     "coalesced_atomics": 550,
     "deferred_reduce_add": 496,
     "fast_deterministic": 474,
-    "blackwell_persistent": 483,
-    "two_cta_backward": 524,
-    "next_scores_first": 540,
 }
 ABOUT_HERE = re.compile(r"tutorial_lib|steps\.(?!export)|(?:from|import) steps|\w\.py\b|skeleton|notebook")
 

@@ -22,8 +22,10 @@ mbarriers, TMA and the fence between the proxies are Hopper's: see ``hopper``.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
+from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, tensor_memory_descriptor_type
 
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.ampere import operations, product, rate
@@ -76,13 +78,17 @@ class TensorMemory(Memory):
 
     def load(self, layout=None) -> Tensor:
         """Into registers; the warps wait for it, as the compiler sets ``tcgen05.wait::ld`` behind it."""
-        me = self._role()
+        me, layout = self._role(), layout or self.get_reg_layout()
         must_stay(layout, self.halved)
         me.block.touch(self, False, me, me.known[me], "generic", f"read by {me}")
         began = me.time
         state.spend("tmem", self.data.numel() * self.data.itemsize, "load")
         _note(me.block, "load", False, self, began, me.time)
         return Tensor(self.data.clone(memory_format=torch.contiguous_format), layout)
+
+    def get_reg_layout(self):
+        """The layout in registers that Triton takes for the role's warps where none is asked for."""
+        return _in_registers(self.dtype, tuple(self.shape), self.layout, state.role().warps)
 
     def store(self, value: Tensor, pred=True) -> None:
         """From registers. All warps of the role meet behind it: the compiler sets the barrier by itself."""
@@ -113,6 +119,11 @@ class TensorMemory(Memory):
             raise KernelError(at(f"{me.warps} warps for all lanes of tensor memory, of which a warp reaches 32"))
         me.point()
         return me
+
+
+@cache
+def _in_registers(dtype, shape: tuple[int, ...], layout: TensorMemoryLayout, warps: int):
+    return tensor_memory_descriptor_type(dtype, [*shape], layout, [*shape]).get_reg_layout(warps)
 
 
 def _note(block, what: str, written: bool, place: TensorMemory, begin: float, end: float) -> None:
