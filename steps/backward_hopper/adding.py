@@ -24,7 +24,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from steps.backward_hopper.lib import AWAIT, Helpers, async_reduce_shared_to_global, await_written, nothing, position
+from steps.backward_hopper.lib import (
+    AWAIT,
+    LN2,
+    Helpers,
+    async_reduce_shared_to_global,
+    await_written,
+    nothing,
+    position,
+)
 from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
 
@@ -72,7 +80,6 @@ def add_to_query(
         d_query = with_zeros(d_query, variant)
     variant.sequence.before(barriers, aside, iteration, work, warpgroup, variant)
     if variant.adding.complete:
-        LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dQ's is not
         d_query *= scale * LN2
     variant.adding.add(d_query, arrays, tiles, iteration, work, padded, warpgroup, variant)
     variant.sequence.behind(barriers, iteration, warpgroup, variant)
@@ -189,8 +196,8 @@ def store_for_tma(d_query, tiles, waits: gl.constexpr, warpgroup: gl.constexpr, 
     """
     if waits:
         tma.store_wait(0)
-    slot = tiles.d_query.index(warpgroup)
     d_query = variant.adding.order(d_query, variant)
+    slot = tiles.d_query.index(warpgroup)
     SHAPE: gl.constexpr = [variant.query_rows, variant.query_columns]
     if variant.adding.fours:
         slot.reinterpret(gl.float32, SHAPE, variant.shared_fours).store(d_query)

@@ -20,6 +20,9 @@ from steps.gluon import names  # noqa: F401
 from steps.hopper.dependent import await_kernels_before, let_next_begin
 from steps.hopper.lib import barrier_ring
 
+LN2 = gl.constexpr(0.6931471805599453)  # scores and their scale are in base 2, of which dQ and dK know nothing
+INVERSE_LN2 = gl.constexpr(1.4426950408889634)
+
 # --- instructions that Gluon has no function for ---
 
 # The threads poll, as a barrier of mbarrier's kind does not reach to other blocks. What TMA does next comes after the
@@ -78,9 +81,9 @@ EARLY = Begin(await_kernels_before, let_next_begin, early=True)
 
 
 class Arrays(NamedTuple):
-    """Arrays in global memory, as TMA knows them. numbers: log-sum-exps in base 2 [head, query], and D below them.
+    """Arrays in global memory, for TMA. numbers: log-sum-exps in base 2, and D below them [head, query]; sums: of dQ.
 
-    sums: dQ in float32, in whole tiles. d_key, d_value: the like, where query heads have blocks of their own.
+    sums are in float32, in whole tiles. So are d_key and d_value where query heads have blocks of their own.
     """
 
     query: object
@@ -94,10 +97,7 @@ class Arrays(NamedTuple):
 
 
 class Aside(NamedTuple):
-    """Pointers, and strides of o, dO, the log-sum-exp and dQ. counts: how far a head is, or who has added to a tile.
-
-    rates: pieces of rows to prepare, and to scale, in an iteration, times 2^16.
-    """
+    """Pointers; strides of o, dO, lse, dQ. counts: of what is done. rates: pieces of rows an iteration, times 2^16."""
 
     counts: object
     output: object
@@ -115,10 +115,10 @@ class Aside(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two slots.
+    """Shared memory: K and V of the block, rings for what belongs to queries, two slots for dS.
 
-    d_query: every warpgroup's dQ of one tile, where TMA adds or stores it. zeros: of such a tile, where TMA clears
-    sums. collected: dQ of all tiles of queries, and of every warpgroup, where a block has several tiles of keys.
+    d_query: dQ, for TMA. zeros: for TMA to clear sums with. collected: dQ of all tiles of queries, and of
+    every warpgroup, where a block has several tiles of keys.
     """
 
     key: object
@@ -142,13 +142,11 @@ class Handover(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers. full: TMA has filled a slot, or dS is there. empty: all warpgroups have read it.
+    """mbarriers: a slot is full, or empty.
 
-    done: when all warpgroups have read K and V for the last time, and when all have written dK and dV.
-    turns: a warpgroup's completes when it is its turn to compute weights.
-    sums_full, sums_empty: a warpgroup's dQ is in shared memory for the warp that adds it, and TMA has read it. Of two
-    such warps each has a sums_full. Where warpgroups add from registers: a warpgroup has added, and the warp that
-    passes on knows.
+    done: K and V are read, dK and dV there; turns: a warpgroup may compute weights. sums_full, sums_empty: a
+    warpgroup's dQ is there for the warp that adds, and TMA has read it. Of two such warps each has a sums_full. Where
+    warpgroups add from registers: a warpgroup has added, and the warp that passes on knows.
     """
 
     keys_full: object
@@ -235,10 +233,11 @@ def room_for_weights(variant: gl.constexpr):
 
 
 class Work(NamedTuple):
-    """What a block computes: a tile of keys. head: of keys, or of queries with blocks of their own.
+    """A block's keys.
 
-    first: the first tile of queries that sees the keys, or of a part; a_head: tiles from there; cut: those below need a
-    mask.
+    first: its first tile of queries; a_head: how many it has of a head; cut: those below need a mask.
+
+    Where query heads have blocks of their own, head is such a head; else it is that of the keys.
     """
 
     key_row: object

@@ -63,10 +63,10 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.c
         variant.adding.later(arrays, tiles, iteration, work, warpgroup, variant)
         scores = warpgroup_mma_wait(1 if variant.pieces is None else 2, deps=[scores])
         variant.turns.take(barriers, iteration, warpgroup, variant)
-        weights = weigh(scores, number_of(tiles.lse, iteration, variant), first_key, i, scale, work, variant)
+        lse = number_of(tiles.lse, iteration, variant)
+        weights = weigh(scores, lse, first_key, i, scale, work, variant)
         rounded = weights.to(dtype)
-        factor = gl.convert_layout(rounded, variant.factor)
-        d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
+        d_value = warpgroup_mma(gl.convert_layout(rounded, variant.factor), d_output, d_value, is_async=True)
 
         # --- dS ---
         d_weights = warpgroup_mma_wait(1, deps=[d_weights])

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from steps.backward_hopper.adding import add_to_keys
-from steps.backward_hopper.lib import nothing
+from steps.backward_hopper.lib import LN2, nothing
 from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import exp2
@@ -81,8 +81,7 @@ def issue_d_query(d_scores, keys, variant: gl.constexpr):
 @gluon.jit
 def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Begin this warpgroup's share of an iteration's dQ: its queries, or its columns."""
-    d_scores = tiles.d_scores.index(iteration & 1)
-    keys = keys_of(tiles.key, variant)
+    d_scores, keys = tiles.d_scores.index(iteration & 1), keys_of(tiles.key, variant)
     if warpgroup == 1 and variant.query_piece is not None:
         PIECE: gl.constexpr = variant.query_piece
         none = gl.full([variant.query_rows, PIECE], 0.0, gl.float32, variant.query_piece_sums)
@@ -210,8 +209,8 @@ def issue_from_zero(values, d_output, row_sum, iteration, variant: gl.constexpr)
 @gluon.jit
 def less_row_sums(weights, d_weights, row_sum, iteration, dtype: gl.constexpr, variant: gl.constexpr):
     """dS: the row sums are taken off now."""
-    row_sums = number_of(row_sum, iteration, variant)
-    return (weights * (d_weights - row_sums)).to(dtype)
+    delta = number_of(row_sum, iteration, variant)
+    return (weights * (d_weights - delta)).to(dtype)
 
 
 @gluon.jit
@@ -365,7 +364,6 @@ def store_both(
 ):  # fmt: skip
     """dK and dV leave from where K and V were, a warpgroup's rows from its own, when all warpgroups have read these."""
     dtype: gl.constexpr = tiles.key.dtype
-    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
     phase = work.key_row // variant.tile.key & 1 if variant.key_tiles > 1 else 0
     await_all_warpgroups(barriers, 0, phase, variant)
     own_keys.store((d_key * (scale * LN2)).to(dtype))

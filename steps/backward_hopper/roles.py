@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from steps.backward_hopper.adding import add_to_keys, add_to_query
-from steps.backward_hopper.lib import position
+from steps.backward_hopper.lib import LN2, position
 from steps.backward_hopper.products import (
     await_all_sums,
     await_but_sums,
@@ -96,7 +96,6 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
 def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, variant: gl.constexpr):
     """The warpgroup that has the scores' gradients: dS, for both; dK; and the second half of dQ's columns."""
     dtype: gl.constexpr = tiles.key.dtype
-    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
     values = keys_of(tiles.value, variant)
     d_key = no_sums(variant)
     iterations = variant.group_size * work.a_head

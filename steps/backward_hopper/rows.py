@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from steps.backward_hopper.lib import Aside
+from steps.backward_hopper.lib import INVERSE_LN2, Aside
 from steps.gluon import names  # noqa: F401
 
 SINK_WARPS = 16  # of a block that adds up the gradient of a head's sink
@@ -22,19 +22,16 @@ def prepare_rows(aside, first_row, line, clear, rows: gl.constexpr, variant: gl.
     D: gl.constexpr = variant.head_dim
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [512 // D, D // 16], [gl.num_warps(), 1], [1, 0])
     ZEROS: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
-    o_strides, do_strides, lse_strides = aside.strides[0], aside.strides[1], aside.strides[2]
-    head, batch = line % aside.heads, line // aside.heads
+    of_o, of_do, of_lse = aside.strides[0], aside.strides[1], aside.strides[2]
+    head, batch = (line % aside.heads).to(gl.int64), (line // aside.heads).to(gl.int64)
     row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
     there = row < aside.length
     far = gl.minimum(row, aside.length - 1).to(gl.int64)  # all may be asked for, at once
-    own = batch.to(gl.int64) * aside.heads + head
-    lse_rows = aside.lse + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
-    lse = gl.load(lse_rows + far * lse_strides[2])
-    o_rows = aside.output + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
-    do_rows = aside.d_output + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
-    o_rows += far[:, None] * o_strides[2] + column[None, :]
-    do_rows += far[:, None] * do_strides[2] + column[None, :]
+    own = batch * aside.heads + head
+    lse = gl.load(aside.lse + batch * of_lse[0] + head * of_lse[1] + far * of_lse[2])
+    o_rows = aside.output + batch * of_o[0] + head * of_o[1] + (far[:, None] * of_o[2] + column[None, :])
+    do_rows = aside.d_output + batch * of_do[0] + head * of_do[1] + (far[:, None] * of_do[2] + column[None, :])
     if variant.columns < D:
         some = (column < variant.columns)[None, :]
         o, do = gl.load(o_rows, mask=some, other=0.0), gl.load(do_rows, mask=some, other=0.0)
@@ -42,7 +39,6 @@ def prepare_rows(aside, first_row, line, clear, rows: gl.constexpr, variant: gl.
         o, do = gl.load(o_rows), gl.load(do_rows)
     row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
     gl.store(aside.numbers + (aside.batches * aside.heads + own) * aside.padded + row, gl.where(there, row_sum, 0.0))
-    INVERSE_LN2: gl.constexpr = 1.4426950408889634
     there &= lse > float("-inf")
     gl.store(aside.numbers + own * aside.padded + row, gl.where(there, lse * INVERSE_LN2, float("inf")))
     if clear:
@@ -104,7 +100,7 @@ def round_rows(
     A lane has four sums, as they are stored. by_tma: TMA added.
     """
     D: gl.constexpr = variant.head_dim
-    LANES: gl.constexpr = min(32, D // 4)  # of a row
+    LANES: gl.constexpr = variant.lanes
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [gl.num_warps(), 1], [1, 0])
     head, batch = line % aside.heads, line // aside.heads
     row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
@@ -176,7 +172,6 @@ def gradient_of_sinks(DSinks, Sinks, Numbers, heads, batches, padded):
     It reads what is made ready of every query. Rows past the end have no weight. The order of the sum is always the
     same.
     """
-    INVERSE_LN2: gl.constexpr = 1.4426950408889634
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     head, lines, rows = gl.program_id(0), batches.to(gl.int64) * heads, batches * padded
     sink = gl.full([AT_ONCE], gl.load(Sinks + head), gl.float32, LAYOUT) * INVERSE_LN2

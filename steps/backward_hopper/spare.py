@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from steps.backward_hopper.lib import (
     AWAIT,
+    LN2,
     Arrays,
     Aside,
     Helpers,
@@ -50,15 +51,13 @@ def lines_ahead(variant: gl.constexpr):
 
 
 @gluon.jit
-def iterations_before(j, tiles, variant: gl.constexpr):
-    """Iterations that the first j blocks of a head take, of so many tiles of queries."""
+def pieces_before(j, tiles, rate, pieces, variant: gl.constexpr):
+    """Of so many pieces those of a head's first j blocks, by the iterations that these take: see ``own_share``."""
     if variant.causal:
-        RATIO: gl.constexpr = variant.tile.key // variant.tile.query
-        j, tiles = j.to(gl.int64), tiles.to(gl.int64)
-        seen = gl.minimum(j, gl.cdiv(tiles, RATIO))
-        return seen * tiles - RATIO * (seen * (seen - 1) // 2)
+        seen = gl.minimum(j.to(gl.int64), gl.cdiv(tiles, variant.ratio))
+        return gl.minimum((seen * tiles - variant.ratio * (seen * (seen - 1) // 2)) * rate >> 16, pieces).to(gl.int32)
     else:
-        return j.to(gl.int64) * tiles.to(gl.int64)
+        return gl.minimum(j.to(gl.int64) * tiles * rate >> 16, pieces).to(gl.int32)
 
 
 @gluon.jit
@@ -68,9 +67,9 @@ def own_share(pieces, rate, work, variant: gl.constexpr):
     The host has divided the pieces by the iterations, rounded up: a division of 64 bits here would cost the warps that
     multiply so many registers that they spill.
     """
-    j, tiles = work.key_row // variant.tile.key, work.first + work.a_head
-    first = gl.minimum(iterations_before(j, tiles, variant) * rate >> 16, pieces).to(gl.int32)
-    end = gl.minimum(iterations_before(j + 1, tiles, variant) * rate >> 16, pieces).to(gl.int32)
+    j, tiles = work.key_row // variant.tile.key, (work.first + work.a_head).to(gl.int64)
+    first = pieces_before(j, tiles, rate, pieces, variant)
+    end = pieces_before(j + 1, tiles, rate, pieces, variant)
     return first, end
 
 
@@ -78,7 +77,6 @@ def own_share(pieces, rate, work, variant: gl.constexpr):
 def spare(arrays, tiles, barriers, work, scale, padded, aside, behind: gl.constexpr, variant: gl.constexpr):
     """Spare warps: they prepare rows of a later head, or scale dQ of one behind, when all has been added to it."""
     ROWS: gl.constexpr = variant.rows_scaled if behind else variant.rows_prepared
-    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dQ's is not
     variant.begin.wait()
     own, ahead, lines = own_line(work), lines_ahead(variant), gl.num_programs(1) * gl.num_programs(2)
     line = own - ahead if behind else own + ahead

@@ -73,6 +73,16 @@ class Variant:
         return min(SMALL_ROWS, self.tile.query)
 
     @property
+    def lanes(self) -> int:
+        """Lanes that have a row of sums, where these are rounded: four columns each, or several times four."""
+        return min(32, self.head_dim // 4)
+
+    @property
+    def ratio(self) -> int:
+        """How many tiles of queries are as long as one of keys."""
+        return self.tile.key // self.tile.query
+
+    @property
     def adds_keys(self) -> bool:
         """Whether several blocks add to dK and dV of the same keys."""
         return self.sharing > 1 or self.parts > 1

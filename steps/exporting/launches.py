@@ -16,6 +16,7 @@ from steps.backward_blackwell.skeleton import BlackwellGradients
 from steps.backward_cutile import kernel as backward_kernels
 from steps.backward_cutile.skeleton import ROWS, CuTileGradients
 from steps.backward_hopper import rows
+from steps.backward_hopper.lib import NOBODY
 from steps.backward_hopper.skeleton import ROW_WARPS, HopperGradients
 from steps.core.order import Order
 from steps.core.step import Step, Unsupported
@@ -53,9 +54,10 @@ class Launch:
     tables: Callable[[], list[str]] = list
 
 
-REWRITTEN = (
-    "Not included: a hook in Triton by which the tutorial rewrites PTX (descriptors of wgmma are made where they are "
-    "used, fewer barriers between warps)."
+REWRITTEN = "Not included: the tutorial's hook in Triton that rewrites PTX (descriptors of wgmma, barriers)."
+SPARE = (
+    "Not included: warps beside the producer that in the tutorial's step do the small kernels' work, for heads whose "
+    "blocks begin later or have ended."
 )
 PAIRED = (
     "Not included: on this problem the tutorial's step also has two neighboring blocks share what TMA brings of keys "
@@ -249,6 +251,9 @@ def _of_gradients(step: CuTileGradients, problem: Problem, arch: str) -> Launch:
 
 @launch_of.register
 def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> Launch:
+    left_out = [REWRITTEN]
+    if step.variant(problem).roles_apart and step.variant(problem).spare:
+        step, left_out = replace(step, wide_helpers=NOBODY), [REWRITTEN, SPARE]
     variant = step.variant(problem)
     absent = {} if variant.counts else {"Counts": None, "counts": None}
     absent |= {} if variant.adds_keys else {"pieces": None}
@@ -256,6 +261,7 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
     of_keys = ("KeySums", "ValueSums", "DK", "DV", "dk_strides", "dv_strides", "key_numbers")
     absent = {} if variant.adds_keys else dict.fromkeys(of_keys)
     kernels["scaled"] = (rows.scaled, {"variant": variant} | absent)
+    cleared = "counts.numel(), key_pieces, cleared, counts" if variant.counts else "key_pieces, cleared"
     values = {
         "rows": variant.tile.query,
         "tile_key": variant.tile.key,
@@ -273,7 +279,8 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
         "spare": variant.spare,
         "ahead": variant.ahead,
         "counts": variant.counts,
-        "pieces": Raw(f"of_keys // ({variant.small_rows} * {variant.head_dim})" if variant.adds_keys else "0"),
+        "cleared": Raw(cleared if variant.adds_keys else cleared.replace("key_pieces, ", "")),
+        "first": Raw("lines - cleared" if variant.spare else "0"),
         "early": variant.begin.early,
         "by_tma": variant.adding.by_tma,
         "tma": True,
@@ -283,10 +290,11 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
         "rows_scaled": variant.rows_scaled,
         "warps": variant.warps,
         "small_warps": ROW_WARPS,
+        "small": Raw("how" if variant.warps == ROW_WARPS else "small"),
     }
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_numbers", "shared_sums")}
     templates, notes = ("checks", "backward_hopper"), partial(backward_notes, step, problem)
-    return Launch(templates, kernels, values, layouts, [REWRITTEN], lambda: tables(notes()))
+    return Launch(templates, kernels, values, layouts, left_out, lambda: tables(notes()))
 
 
 @launch_of.register

@@ -25,6 +25,10 @@ from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import FEATURES, FP8, Problem
 
 HOSTS = Path(__file__).parent / "hosts"
+CONSTANTS = re.compile(
+    r"(?:^[A-Z]\w*(?:, \w+)* = (?:map\()?[\w.]*(?:, )?\(?-?\d.*\n)+", re.MULTILINE
+)  # numbers, in lines
+CHECK = re.compile(r'^def check\((?P<inputs>.*)\):\n +""".*"""\n(?P<statements>(?: .*\n)+)\n*', re.MULTILINE)
 VALUE = re.compile(r"\bHOST\.(\w+)")
 NAMES = {  # of the host code's constants, and what kernels call them
     "head_dim": ("D", "HEAD_DIM", "head_dim"),
@@ -124,7 +128,8 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
         names[name] = Raw(fresh(plain_function(entry).__name__, names.values()))
     values = {**common(step, problem, arch, lse), **launch.values, **names, "lse": lse}
     values |= {name: _constant(text, layout) for name, layout in launch.layouts.items()}
-    text = joined(text, host_code((*launch.hosts, "main"), values, text))
+    constants, host = host_code((*launch.hosts, "main"), values, text)
+    text = joined(CONSTANTS.sub(lambda found: found[0] + constants, text, count=1), host)
     if found := re.search(r"^(?:from|import) (?:steps|tutorial_lib)\b.*", text, re.MULTILINE):
         raise Unsupported(f"step {step.label} cannot be exported: it needs `{found[0]}`")
     return launch, text
@@ -144,7 +149,7 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str,
     compiled_in += [f"pages of {problem.page_size}"] if problem.page_size else []
     told = [
         f"Compiled in: {', '.join(compiled_in)}. Batch, heads and lengths may be others, as far as the checks say; the "
-        "launch is chosen for the problem at the end of this file."
+        "launch is chosen for the problem at the end."
     ]
     told += [] if problem.page_size or problem.lengths else ["Tensors are [batch, heads, length, head_dim]."]
     told += [TOLD[name] for name in problem.features if name in TOLD]
@@ -275,8 +280,8 @@ def of_features(problem: Problem, asked: str | None) -> dict:
 # --- text ---
 
 
-def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str) -> str:
-    """The templates filled in. What stands in them often has the kernel's name, or one of the host's own."""
+def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str) -> tuple[str, str]:
+    """(constants, the templates filled in). What stands in them often has the kernel's name, or one of the host's."""
     known = vars(module_in(kernel))
     named = values | {
         field: Raw(theirs if isinstance(known.get(theirs), int) and known[theirs] == values.get(field) else own)
@@ -285,6 +290,8 @@ def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str
     text = "\n\n".join(
         filled_in((HOSTS / f"{name}.txt").read_text(encoding="utf-8"), values, named) for name in templates
     )
+    body = CHECK.search(text)  # stands in the function that calls it, whose names it has
+    text = text.replace(body[0], "").replace(f"    check({body['inputs']})\n", body["statements"])
     lines, taken = [], []
     for field, (own, theirs, said) in NAMES.items():
         if re.search(rf"\b{own}\b", text):
@@ -293,7 +300,7 @@ def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str
             else:
                 lines.append(f"{own} = {values[field]!r}  # {said}\n")
     lines += [" = ".join(map(", ".join, zip(*taken, strict=True))) + "\n"] * bool(taken)
-    return "".join(lines) + text
+    return "".join(lines), text
 
 
 def filled_in(template: str, values: dict[str, object], written: dict[str, object]) -> str:
@@ -334,7 +341,7 @@ def joined(*texts: str) -> str:
                 lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
         bodies.append("\n".join(lines).strip())
     body = "\n\n\n".join(bodies)
-    used = {name: line for name, line in imports.items() if re.search(rf"\b{name}\b", body)}
+    used = {name: line for name, line in imports.items() if re.search(rf"(?<![.\w]){name}\b", body)}
     return f"{import_lines(used)}\n\n{body}\n"  # ruff adds an empty line where a function comes first
 
 

@@ -28,8 +28,8 @@ from tutorial_lib.problem import Problem
 TILES = 4  # of queries
 TOLD = "Roles are called by their functions, with a number. TMA arrives when its bytes are there."
 COUNTED = (
-    " Counts are numbers in global memory, which are polled until all have added to them (release, acquire). That "
-    "ends, as blocks begin in the order of their numbers."
+    " Counts are numbers in global memory, polled until all have added to them. That ends, as blocks begin in the "
+    "order of their numbers."
 )
 EARLY = " gdc_wait awaits the kernel before, and gdc_launch_dependents lets the next one begin."
 SHARED_BY_TWO = (
@@ -287,8 +287,9 @@ def memory(notes: Notes) -> str:
 
 
 def called(notes: Notes, buffer) -> str:
-    """What the kernel calls a buffer, without the record that it is in."""
-    return notes.names.get(buffer, buffer.name).rpartition(".")[2]
+    """What the kernel calls a buffer, without the record of all such that it is in."""
+    name = notes.names.get(buffer, buffer.name)
+    return name.partition(".")[2] or name
 
 
 def aligned(rows: list[tuple]) -> str:

@@ -3,13 +3,13 @@
     gradients(q, k, v, o, lse, do, scale=None) -> dq, dk, dv
 
 Compiled in: head_dim 64, float16, no mask. Batch, heads and lengths may be others, as far as the checks say; the launch
-is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Blocks add to dQ in any
-order, so its last bits vary. There is no autograd. It needs PyTorch and Triton 3.9. Not included: a hook in Triton by
-which the tutorial rewrites PTX (descriptors of wgmma are made where they are used, fewer barriers between warps).
+is chosen for the problem at the end. Tensors are [batch, heads, length, head_dim]. Blocks add to dQ in any order, so
+its last bits vary. There is no autograd. It needs PyTorch and Triton 3.9. Not included: the tutorial's hook in Triton
+that rewrites PTX (descriptors of wgmma, barriers).
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there. Counts are numbers in global
-memory, which are polled until all have added to them (release, acquire). That ends, as blocks begin in the order of
-their numbers. gdc_wait awaits the kernel before, and gdc_launch_dependents lets the next one begin.
+memory, polled until all have added to them. That ends, as blocks begin in the order of their numbers. gdc_wait awaits
+the kernel before, and gdc_launch_dependents lets the next one begin.
 barrier         slots  arrivals  who arrives           who waits, and the parity of the first wait
 d_output_empty  2      2         consume 0, consume 1  consume 0: 1, consume 1: 1, produce 2: 1
 d_output_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
@@ -27,11 +27,11 @@ Bytes of shared memory: key 16,384, value 16,384, query 32,768, lse 1,024, d_out
 
 Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutorial by
 python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
-With --head-dim 128 it writes: HEAD_DIM 128; TILE_QUERY 64; ROWS_SCALED 4; ROWS_PREPARED 8; ADDED_UP 128; other layouts
-SUMS, SCORES; other lines in let_tma_add, issue_own_d_query, consume, gradients, number_of.
+With --head-dim 128 it writes: LANES 32; HEAD_DIM 128; TILE_QUERY 64; ROWS_SCALED 4; ROWS_PREPARED 8; ADDED_UP 128;
+other layouts SUMS, SCORES; other lines in store_for_tma, let_tma_add, issue_own_d_query, consume, gradients,
+add_by_tma, number_of.
 """
 
-import itertools
 import math
 import sys
 from collections import namedtuple
@@ -39,7 +39,6 @@ from functools import partial
 
 import torch
 import triton
-from torch.nn.functional import scaled_dot_product_attention
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
@@ -48,9 +47,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.testing import do_bench
 
-SMALL_ROWS, HEAD_DIM, TILE_KEY, STAGES, TILE_QUERY = map(gl.constexpr, (32, 64, 128, 2, 128))
-WARPGROUPS, QUERY_ROWS, QUERY_COLUMNS, WRITERS, KEY_TILES = map(gl.constexpr, (2, 64, 64, 2, 1))
-KEYS, ROWS_SCALED, ROWS_PREPARED, AHEAD, KEPT = map(gl.constexpr, (64, 8, 16, 144, 64))
+SMALL_ROWS, LANES, HEAD_DIM, INVERSE_LN2, TILE_KEY, STAGES = map(gl.constexpr, (32, 16, 64, 1.4426950408889634, 128, 2))
+TILE_QUERY, WARPGROUPS, QUERY_ROWS, QUERY_COLUMNS, WRITERS, KEY_TILES = map(gl.constexpr, (128, 2, 64, 64, 2, 1))
+KEYS, ROWS_SCALED, ROWS_PREPARED, LN2, AHEAD, KEPT = map(gl.constexpr, (64, 8, 16, 0.6931471805599453, 144, 64))
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 AWAIT = gl.constexpr("{ .reg .pred wrong; .reg .b32 seen; again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 "
     "wrong, seen, $2; @wrong bra again; fence.proxy.async.global; mov.b32 $0, seen; }")  # fmt: skip
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
@@ -61,26 +61,20 @@ SUMS = QUERY_SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 SHARED_FOURS = gl.constexpr(gl.SharedLinearLayout(offset_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 20],
     [2, 8], [4, 16], [8, 0], [16, 0], [32, 0], [0, 32]]))  # fmt: skip
-QUERY_FOURS = gl.constexpr(gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [8, 0], [0, 16], [0, 32]],
-    lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], warp_bases=[[16, 0], [32, 0]], block_bases=[],
-    shape=[64, 64]))  # fmt: skip
+QUERY_FOURS = gl.constexpr(gl.DistributedLinearLayout([[0, 1], [0, 2], [8, 0], [0, 16], [0, 32]], [[0, 4], [0, 8],
+    [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 64]))  # fmt: skip
 FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2))
 KEY_FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SCORES, k_width=2))
 
-# Arrays in global memory, as TMA knows them. numbers: log-sum-exps in base 2 [head, query], and D below them. sums: dQ
-# in float32, in whole tiles. d_key, d_value: the like, where query heads have blocks of their own.
+# Arrays in global memory, for TMA. numbers: log-sum-exps in base 2, and D below them [head, query]; sums: of dQ.
 Arrays = namedtuple("Arrays", "query key value d_output numbers sums d_key d_value")
-# Pointers, and strides of o, dO, the log-sum-exp and dQ. counts: how far a head is, or who has added to a tile. rates:
-# pieces of rows to prepare, and to scale, in an iteration, times 2^16.
+# Pointers; strides of o, dO, lse, dQ. counts: of what is done. rates: pieces of rows an iteration, times 2^16.
 Aside = namedtuple("Aside", "counts output d_output lse numbers sums d_query strides rates length padded heads batches")
-# Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two slots.
-# d_query: every warpgroup's dQ of one tile, where TMA adds or stores it.
+# Shared memory: K and V of the block, rings for what belongs to queries, two slots for dS. d_query: dQ, for TMA.
 Tiles = namedtuple("Tiles", "key value query lse d_output row_sum d_scores d_query")
-# mbarriers. full: TMA has filled a slot, or dS is there. empty: all warpgroups have read it. done: when all warpgroups
-# have read K and V for the last time, and when all have written dK and dV.
+# mbarriers: a slot is full, or empty. done: K and V are read, dK and dV there.
 Barriers = namedtuple("Barriers", "keys_full query_full query_empty d_output_full d_output_empty d_scores_full done")
-# What a block computes: a tile of keys. head: of keys, or of queries with blocks of their own. a_head: tiles from
-# there.
+# A block's keys. a_head: how many it has of a head.
 Work = namedtuple("Work", "key_row head kv_head batch heads batches a_head")
 
 
@@ -88,12 +82,11 @@ Work = namedtuple("Work", "key_row head kv_head batch heads batches a_head")
 def store_for_tma(d_query, tiles, warpgroup: gl.constexpr):
     """Store a warpgroup's dQ where TMA reads it, and has read the last. A fence must follow."""
     tma.store_wait(0)
-    slot = tiles.d_query.index(warpgroup)
     # A tile with other columns side by side: of 16, a lane has two, and two that lie 8 further. No number moves.
     d_query = d_query.reshape([d_query.shape[0], d_query.shape[1] // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
     d_query = d_query.reshape([d_query.shape[0], 16 * d_query.shape[1]])
     d_query = gl.convert_layout(d_query, QUERY_FOURS, assert_trivial=True)
-    slot.reinterpret(gl.float32, [QUERY_ROWS, QUERY_COLUMNS], SHARED_FOURS).store(d_query)
+    tiles.d_query.index(warpgroup).reinterpret(gl.float32, [QUERY_ROWS, QUERY_COLUMNS], SHARED_FOURS).store(d_query)
 
 
 @gluon.jit
@@ -128,102 +121,20 @@ def produce(arrays, tiles, barriers, work, aside):
         tma.async_load(arrays.query, [work.batch, work.head, row, 0], full, tile)
         tma.async_load(arrays.numbers, [line, row], full, rest)
         mbarrier.wait(barriers.d_output_empty.index(slot), used)
-        line_2 = work.batches * work.heads + line
         full, tile, rest = barriers.d_output_full.index(slot), tiles.d_output.index(slot), tiles.row_sum.index(slot)
         mbarrier.expect(full, arrays.d_output.nbytes_per_cta + arrays.numbers.nbytes_per_cta)
         tma.async_load(arrays.d_output, [work.batch, work.head, row, 0], full, tile)
-        tma.async_load(arrays.numbers, [line_2, row], full, rest)
+        tma.async_load(arrays.numbers, [work.batches * work.heads + line, row], full, rest)
 
 
 @gluon.jit
 def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr):
     """Begin this warpgroup's share of an iteration's dQ: its queries, or its columns."""
-    d_scores = tiles.d_scores.index(iteration & 1)
-    keys = tiles.key.reshape([TILE_KEY, HEAD_DIM])
+    d_scores, keys = tiles.d_scores.index(iteration & 1), tiles.key.reshape([TILE_KEY, HEAD_DIM])
     d_scores = d_scores.slice(warpgroup * QUERY_ROWS, QUERY_ROWS, 1)
     # Begin dQ [query, head_dim] of a tile: dS, turned, times K.
     none = gl.full([QUERY_ROWS, QUERY_COLUMNS], 0.0, gl.float32, QUERY_SUMS)
     return warpgroup_mma(d_scores.permute((1, 0)), keys, none, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def prepare_rows(aside, first_row, line, clear, rows: gl.constexpr):
-    """A few rows of a head: the log-sum-exp in base 2; D, the sum of dO O over head_dim; zeros for dQ, if ``clear``."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [512 // HEAD_DIM, HEAD_DIM // 16], [gl.num_warps(), 1], [1, 0])
-    ZEROS: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
-    o_strides, do_strides, lse_strides = aside.strides[0], aside.strides[1], aside.strides[2]
-    head, batch = line % aside.heads, line // aside.heads
-    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
-    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
-    there = row < aside.length
-    far = gl.minimum(row, aside.length - 1).to(gl.int64)  # all may be asked for, at once
-    own = batch.to(gl.int64) * aside.heads + head
-    lse_rows = aside.lse + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
-    lse = gl.load(lse_rows + far * lse_strides[2])
-    o_rows = aside.output + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
-    do_rows = aside.d_output + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
-    o_rows += far[:, None] * o_strides[2] + column[None, :]
-    do_rows += far[:, None] * do_strides[2] + column[None, :]
-    o, do = gl.load(o_rows), gl.load(do_rows)
-    row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
-    gl.store(aside.numbers + (aside.batches * aside.heads + own) * aside.padded + row, gl.where(there, row_sum, 0.0))
-    INVERSE_LN2: gl.constexpr = 1.4426950408889634
-    there &= lse > float("-inf")
-    gl.store(aside.numbers + own * aside.padded + row, gl.where(there, lse * INVERSE_LN2, float("inf")))
-    if clear:
-        offset = (line.to(gl.int64) * aside.padded + first_row) * HEAD_DIM + gl.arange(0, rows * HEAD_DIM, ZEROS)
-        gl.store(aside.sums + offset, gl.full([rows * HEAD_DIM], 0.0, gl.float32, ZEROS))
-
-
-@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "clearing"])
-def prepare(Out, DO, LSE, Numbers, Sums, strides, seq_len_q, padded, heads, batches, counts, clearing, Counts):
-    """All that is made ready for a tile of queries; and zeros, shared out among the tiles."""
-    gdc_wait()
-    gdc_launch_dependents()  # now: the next kernel reads keys and values at once, which those before this one may write
-    i = gl.program_id(0)
-    line = gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
-    aside = Aside(Counts, Out, DO, LSE, Numbers, Sums, None, strides, None, seq_len_q, padded, heads, batches)
-    prepare_rows(aside, i * SMALL_ROWS, line, line < clearing, SMALL_ROWS)
-    programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
-    for n in range(line * gl.num_programs(0) + i, counts, programs):
-        gl.store(Counts + n, 0)
-
-
-@gluon.jit
-def round_rows(aside, strides, scale, factor: gl.constexpr, first_row, line, rows: gl.constexpr):
-    """A few rows of dQ, or of dK or dV: what has been added up, times scale and factor, rounded."""
-    LANES: gl.constexpr = min(32, HEAD_DIM // 4)  # of a row
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [gl.num_warps(), 1], [1, 0])
-    head, batch = line % aside.heads, line // aside.heads
-    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
-    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
-    offset = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
-    offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
-    sums = gl.load(aside.sums + (batch.to(gl.int64) * aside.heads + head) * aside.padded * HEAD_DIM + offset)
-    column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
-    to = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
-    target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
-    target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
-    gl.store(to + target, (sums * scale * factor).to(to.dtype.element_ty), mask=(row < aside.length)[:, None])
-
-
-@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line"])
-def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line):
-    """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on."""
-    gdc_wait()
-    i = gl.program_id(0)
-    line = first_line + (
-        gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
-    )
-    # A tile of queries, or as many keys, in a small kernel: see ``round_rows``.
-    aside = Aside(None, None, None, None, None, Sums, DQ, None, None, seq_len_q, padded, heads, None)
-    round_rows(aside, dq_strides, scale, 1.0, i * SMALL_ROWS, line, SMALL_ROWS)
-
-
-@gluon.jit
-def exp2(x):
-    """2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it."""
-    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
@@ -232,8 +143,7 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
     dtype: gl.constexpr = tiles.key.dtype
     keys = tiles.key.reshape([TILE_KEY, HEAD_DIM]).slice(warpgroup * KEYS, KEYS, 0)
     values = tiles.value.reshape([TILE_KEY, HEAD_DIM]).slice(warpgroup * KEYS, KEYS, 0)
-    d_key = gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, SUMS)
-    d_value = gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, SUMS)
+    d_key, d_value = gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, SUMS), gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, SUMS)
     mbarrier.wait(barriers.keys_full.index(0), 0)
     kept = keys.slice(0, KEPT, 1).load(KEY_FACTOR)
     for iteration in range(0, work.a_head):
@@ -252,18 +162,19 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
             let_tma_add(arrays, tiles, iteration - 2, work, warpgroup)
         scores = warpgroup_mma_wait(1, deps=[scores])
         # A number for each query, along the columns of scores [1, query].
-        numbers = tiles.lse.index(iteration % STAGES).reshape([TILE_QUERY])
-        number_of = numbers.load(gl.SliceLayout(0, SCORES))[None, :]
-        weights = exp2(scores * scale - number_of)
+        lse = tiles.lse.index(iteration % STAGES).reshape([TILE_QUERY]).load(gl.SliceLayout(0, SCORES))[None, :]
+        # 2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it.
+        weights = gl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [scores * scale - lse], dtype=gl.float32, is_pure=True, pack=1
+        )
         rounded = weights.to(dtype)
-        factor = gl.convert_layout(rounded, FACTOR)
-        d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
+        d_value = warpgroup_mma(gl.convert_layout(rounded, FACTOR), d_output, d_value, is_async=True)
         # --- dS ---
         d_weights = warpgroup_mma_wait(1, deps=[d_weights])
         weights = rounded.to(gl.float32)
-        numbers = tiles.row_sum.index(iteration % STAGES).reshape([TILE_QUERY])
-        row_sums = numbers.load(gl.SliceLayout(0, SCORES))[None, :]
-        d_scores = (weights * (d_weights - row_sums)).to(dtype)
+        # dS: the row sums are taken off now.
+        delta = tiles.row_sum.index(iteration % STAGES).reshape([TILE_QUERY]).load(gl.SliceLayout(0, SCORES))[None, :]
+        d_scores = (weights * (d_weights - delta)).to(dtype)
         before = iteration + 1  # of the two slots of dS, that of the iteration before
         # Both warpgroups said so of dO in the iteration before.
         told = (iteration + STAGES - 1) // STAGES & 1 ^ 1
@@ -291,7 +202,6 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         store_for_tma(d_query, tiles, warpgroup)
         let_tma_add(arrays, tiles, work.a_head - 1, work, warpgroup)
     # --- dK and dV ---
-    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
     # Wait until all warpgroups are here.
     mbarrier.arrive(barriers.done.index(0), count=1)
     mbarrier.wait(barriers.done.index(0), 0)
@@ -314,6 +224,72 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
 
 
 @gluon.jit
+def prepare_rows(aside, first_row, line, clear, rows: gl.constexpr):
+    """A few rows of a head: the log-sum-exp in base 2; D, the sum of dO O over head_dim; zeros for dQ, if ``clear``."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [512 // HEAD_DIM, HEAD_DIM // 16], [gl.num_warps(), 1], [1, 0])
+    ZEROS: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    of_o, of_do, of_lse = aside.strides[0], aside.strides[1], aside.strides[2]
+    head, batch = (line % aside.heads).to(gl.int64), (line // aside.heads).to(gl.int64)
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
+    there = row < aside.length
+    far = gl.minimum(row, aside.length - 1).to(gl.int64)  # all may be asked for, at once
+    own = batch * aside.heads + head
+    lse = gl.load(aside.lse + batch * of_lse[0] + head * of_lse[1] + far * of_lse[2])
+    o_rows = aside.output + batch * of_o[0] + head * of_o[1] + (far[:, None] * of_o[2] + column[None, :])
+    do_rows = aside.d_output + batch * of_do[0] + head * of_do[1] + (far[:, None] * of_do[2] + column[None, :])
+    o, do = gl.load(o_rows), gl.load(do_rows)
+    row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
+    gl.store(aside.numbers + (aside.batches * aside.heads + own) * aside.padded + row, gl.where(there, row_sum, 0.0))
+    there &= lse > float("-inf")
+    gl.store(aside.numbers + own * aside.padded + row, gl.where(there, lse * INVERSE_LN2, float("inf")))
+    if clear:
+        offset = (line.to(gl.int64) * aside.padded + first_row) * HEAD_DIM + gl.arange(0, rows * HEAD_DIM, ZEROS)
+        gl.store(aside.sums + offset, gl.full([rows * HEAD_DIM], 0.0, gl.float32, ZEROS))
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "clearing"])
+def prepare(Out, DO, LSE, Numbers, Sums, strides, seq_len_q, padded, heads, batches, counts, clearing, Counts):
+    """All that is made ready for a tile of queries; and zeros, shared out among the tiles."""
+    gdc_wait()
+    gdc_launch_dependents()  # now: the next kernel reads keys and values at once, which those before this one may write
+    i = gl.program_id(0)
+    line = gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
+    aside = Aside(Counts, Out, DO, LSE, Numbers, Sums, None, strides, None, seq_len_q, padded, heads, batches)
+    prepare_rows(aside, i * SMALL_ROWS, line, line < clearing, SMALL_ROWS)
+    for n in range(line * gl.num_programs(0) + i, counts, gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)):
+        gl.store(Counts + n, 0)
+
+
+@gluon.jit
+def round_rows(aside, strides, scale, factor: gl.constexpr, first_row, line, rows: gl.constexpr):
+    """A few rows of dQ, or of dK or dV: what has been added up, times scale and factor, rounded."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [gl.num_warps(), 1], [1, 0])
+    head, batch = line % aside.heads, line // aside.heads
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
+    offset = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
+    offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
+    sums = gl.load(aside.sums + (batch.to(gl.int64) * aside.heads + head) * aside.padded * HEAD_DIM + offset)
+    column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
+    to = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
+    target = gl.max_contiguous(gl.multiple_of(row.to(gl.int64)[:, None] * strides[2] + column[None, :], [1, 2]), [1, 2])
+    gl.store(to + target, (sums * scale * factor).to(to.dtype.element_ty), mask=(row < aside.length)[:, None])
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line"])
+def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line):
+    """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on."""
+    gdc_wait()
+    i = gl.program_id(0)
+    line = first_line + (
+        gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
+    )
+    aside = Aside(None, None, None, None, None, Sums, DQ, None, None, seq_len_q, padded, heads, None)
+    round_rows(aside, dq_strides, scale, 1.0, i * SMALL_ROWS, line, SMALL_ROWS)
+
+
+@gluon.jit
 def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
     """A ring of mbarriers; each completes after the given number of arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout())
@@ -326,7 +302,6 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
 def spare(work, scale, aside, behind: gl.constexpr):
     """Spare warps: they prepare rows of a later head, or scale dQ of one behind, when all has been added to it."""
     ROWS: gl.constexpr = ROWS_SCALED if behind else ROWS_PREPARED
-    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dQ's is not
     gdc_wait()
     own = work.batch * gl.num_programs(1) + work.head
     ahead = gl.maximum(2, AHEAD // gl.num_programs(0))
@@ -336,9 +311,9 @@ def spare(work, scale, aside, behind: gl.constexpr):
         # (first, end) of so many pieces of a head's work: this block's share, by the iterations that it takes.
         pieces = aside.padded // ROWS
         rate = aside.rates[behind]
-        j = work.key_row // TILE_KEY
-        first = gl.minimum((j.to(gl.int64) * work.a_head.to(gl.int64)) * rate >> 16, pieces).to(gl.int32)
-        end = gl.minimum(((j + 1).to(gl.int64) * work.a_head.to(gl.int64)) * rate >> 16, pieces).to(gl.int32)
+        j, tiles = work.key_row // TILE_KEY, work.a_head.to(gl.int64)
+        first = gl.minimum(j.to(gl.int64) * tiles * rate >> 16, pieces).to(gl.int32)
+        end = gl.minimum((j + 1).to(gl.int64) * tiles * rate >> 16, pieces).to(gl.int32)
         if behind and first < end:
             added, additions = aside.counts + lines + line, gl.num_programs(0) * WARPGROUPS
             gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, additions], dtype=gl.int32, is_pure=False, pack=1)
@@ -353,35 +328,28 @@ def spare(work, scale, aside, behind: gl.constexpr):
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
-def fmha_backward(
-    Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, Counts, AllSums, DQ,
-    AllNumbers, Out, AllDO, LSE, strides, rates,
-):  # fmt: skip
+def fmha_backward(Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, Counts,
+        AllSums, DQ, AllNumbers, Out, AllDO, LSE, strides, rates):  # fmt: skip
     arrays = Arrays(Q, K, V, DO, Numbers, Sums, DK, DV)
     # Shared memory: tiles, and the slots of rings.
     OWN: gl.constexpr = [1, 1, TILE_KEY, HEAD_DIM]
-    SUM: gl.constexpr = gl.float32
-    key = gl.allocate_shared_memory(Q.dtype, OWN, SHARED)
-    value = gl.allocate_shared_memory(Q.dtype, OWN, SHARED)
+    key, value = gl.allocate_shared_memory(Q.dtype, OWN, SHARED), gl.allocate_shared_memory(Q.dtype, OWN, SHARED)
     query = gl.allocate_shared_memory(Q.dtype, [STAGES, 1, 1, TILE_QUERY, HEAD_DIM], SHARED)
     lse = gl.allocate_shared_memory(gl.float32, [STAGES, 1, TILE_QUERY], SHARED_NUMBERS)
     d_output = gl.allocate_shared_memory(Q.dtype, [STAGES, 1, 1, TILE_QUERY, HEAD_DIM], SHARED)
     row_sum = gl.allocate_shared_memory(gl.float32, [STAGES, 1, TILE_QUERY], SHARED_NUMBERS)
     d_scores = gl.allocate_shared_memory(Q.dtype, [2, TILE_KEY, TILE_QUERY], SHARED_SCORES)
-    d_query = gl.allocate_shared_memory(SUM, [WARPGROUPS, 1, 1, QUERY_ROWS, QUERY_COLUMNS], SHARED_SUMS)
+    d_query = gl.allocate_shared_memory(gl.float32, [WARPGROUPS, 1, 1, QUERY_ROWS, QUERY_COLUMNS], SHARED_SUMS)
     tiles = Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query)
     # mbarriers for roles. None is made that nobody uses: the compiler would give its memory to something else, too.
-    query_full = barrier_ring(STAGES, 1)
-    d_scores_full = barrier_ring(2, WRITERS)
-    done = barrier_ring(2, WARPGROUPS)
+    query_full, d_scores_full, done = barrier_ring(STAGES, 1), barrier_ring(2, WRITERS), barrier_ring(2, WARPGROUPS)
     keys_full, query_empty = barrier_ring(KEY_TILES, 1), barrier_ring(STAGES, WARPGROUPS)
     d_output_full, d_output_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
     barriers = Barriers(keys_full, query_full, query_empty, d_output_full, d_output_empty, d_scores_full, done)
     fence_async_shared()  # TMA sees the barriers
     # The work of this block.
     j, head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
-    query_tiles = gl.cdiv(seq_len_q, TILE_QUERY)
-    work = Work(j * TILE_KEY, head, head, batch, heads, batches, query_tiles)
+    work = Work(j * TILE_KEY, head, head, batch, heads, batches, gl.cdiv(seq_len_q, TILE_QUERY))
     aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded, heads, batches)
     # --- who does what; the first warpgroup's warps are those that the block began with ---
     gl.warp_specialize([
@@ -393,17 +361,14 @@ def fmha_backward(
     ], [4, 1, 2, 1], [240, 24, 24, 24])  # fmt: skip
 
 
-D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
-
-
 def expect(name, wanted, came, fits=None):
     """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
     if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
 
 
-def check(q, k, v, o, lse, do):
-    """Raise ValueError for what the kernel was not compiled for."""
+def gradients(q, k, v, o, lse, do, scale=None):
+    """(dq, dk, dv) of attention. o: its output; lse: each query's log-sum-exp, natural logarithm; do: o's gradient."""
     shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
     shapes |= {"o": [*q.shape], "do": [*q.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v, o, do)):
@@ -414,26 +379,18 @@ def check(q, k, v, o, lse, do):
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
-
-
-def gradients(q, k, v, o, lse, do, scale=None):
-    """(dq, dk, dv) of attention. o: its output; lse: each query's log-sum-exp, natural logarithm; do: o's gradient."""
-    check(q, k, v, o, lse, do)
     scale = 1 / math.sqrt(D) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     (batch, heads, seq_len_q, _), (_, kv_heads, seq_len_kv, _) = q.shape, k.shape
     tiles, blocks = -(-seq_len_q // TILE_Q), -(-seq_len_kv // TILE_K)  # of queries, and of keys, a head
     padded, lines = tiles * TILE_Q, batch * heads
-    pieces = padded // 32  # of a head's queries, for the small kernels
     # --- what the kernels hand to each other: log-sum-exps in base 2, and row sums; sums in float32; counts ---
-    numbers = torch.empty((2 * lines, padded), dtype=torch.float32, device=q.device)
-    sums = torch.empty((batch, heads, padded, D), dtype=torch.float32, device=q.device)
+    numbers, sums = (q.new_empty(n, dtype=torch.float32) for n in ((2 * lines, padded), (batch, heads, padded, D)))
     counts = torch.empty(2 * lines, dtype=torch.int32, device=q.device)
     strides, sizes = (o.stride()[:3], do.stride()[:3], lse.stride()), (seq_len_q, padded, heads)
     cleared = min(lines, max(2, 144 // blocks))  # heads that spare warps do not prepare, nor scale
-    rows = (pieces, 1, cleared)
-    preparing = (o, do, lse, numbers, sums, strides, *sizes, batch, counts.numel(), cleared, counts)
+    rows = (padded // 32, 1, cleared)
     # --- the kernel whose blocks own keys ---
     queries, d_output = (TensorDescriptor.from_tensor(x, [1, 1, TILE_Q, D], SHARED.value) for x in (q, do))
     keys, values, *into = (TensorDescriptor.from_tensor(x, [1, 1, TILE_K, D], SHARED.value) for x in (k, v, dk, dv))
@@ -443,41 +400,36 @@ def gradients(q, k, v, o, lse, do, scale=None):
     arguments += (seq_len_q, seq_len_kv, heads, batch, padded, counts)
     rates = tuple(-(-(padded // n << 16) // (tiles * blocks)) for n in (16, 8))  # pieces an iteration, times 2^16
     arguments += (sums, dq, numbers, o, do, lse, (*strides, dq.stride()[:3]), rates)  # for spare warps
-    # --- the kernel behind: sums, scaled and rounded ---
-    scaling = (sums, dq, dq.stride()[:3], scale, *sizes, lines - cleared)  # of the last heads
-    how = {"enable_fp_fusion": True, "launch_pdl": True}  # it may begin before the kernel in front of it has ended
+    how = {"num_warps": 4, "enable_fp_fusion": True, "launch_pdl": True}  # begins before the kernel in front ends
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
         triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
-        prepare[rows](*preparing, num_warps=4, **how)
-        fmha_backward[(blocks, kv_heads, batch)](*arguments, num_warps=4, **how)
-        scaled[rows](*scaling, num_warps=4, **how)
+        prepare[rows](o, do, lse, numbers, sums, strides, *sizes, batch, counts.numel(), cleared, counts, **how)
+        fmha_backward[(blocks, kv_heads, batch)](*arguments, **how)
+        scaled[rows](sums, dq, dq.stride()[:3], scale, *sizes, lines - cleared, **how)  # of the last heads
     return dq, dk, dv
 
 
 def exact(q, k, v, do):
     """(o, log-sum-exps, dq, dk, dv) in float64, a head of Q at a time; gradients by autograd."""
-    o, dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v))
-    lse = o.new_empty(q.shape[:3])
-    for b, h in itertools.product(*map(range, q.shape[:2])):
-        leaves = [x[b, h].double().requires_grad_() for x in (q, k, v)]
-        scores = leaves[0] @ leaves[1].T / math.sqrt(D)
-        rows = scores.softmax(1) @ leaves[2]
-        o[b, h], lse[b, h] = rows.detach(), scores.logsumexp(1).detach()
-        dq[b, h], dk[b, h], dv[b, h] = torch.autograd.grad(rows, leaves, do[b, h].double())
-    return o, lse, dq, dk, dv
+    made = []
+    for *each, d_rows in zip(*(x.flatten(0, 1) for x in (q, k, v, do))):
+        queries, keys, values = leaves = [x.double().requires_grad_() for x in each]
+        scores = queries @ keys.T / math.sqrt(D)
+        rows = scores.softmax(1) @ values
+        made.append([rows.detach(), scores.logsumexp(1).detach(), *torch.autograd.grad(rows, leaves, d_rows.double())])
+    return [torch.stack(x).unflatten(0, q.shape[:2]) for x in zip(*made)]
 
 
 def main():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
         return 2
-    q, k, v = (torch.randn((4, 32, 4096, 64), dtype=torch.float16, device="cuda") for _ in range(3))
+    q, k, v, do = (torch.randn((4, 32, 4096, 64), dtype=torch.float16, device="cuda") for _ in range(4))
     v += 0.5  # so that the mean of the output is not zero
-    do = torch.randn_like(q)
     o, lse, *right = exact(q, k, v, do)
     ours = partial(gradients, q, k, v, o.to(q.dtype), lse.float(), do)
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    graph = scaled_dot_product_attention(*leaves, is_causal=False)
+    graph = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=False)
     theirs = partial(torch.autograd.grad, graph, leaves, do, retain_graph=True)
     for name, mine, its, wanted in zip(("dq", "dk", "dv"), ours(), theirs(), right):
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from steps.writing.inline import inline
-from steps.writing.once import dissolved, named_less, said_once
+from steps.writing.once import dissolved, named_less, said_once, side_by_side
 from steps.writing.program import Program
 from steps.writing.prune import as_record
 from steps.writing.tidy import Text
@@ -50,7 +50,7 @@ EXPLODED = re.compile(
     r"^(?P<front>(?P<margin> *)\S.*[(\[])\n(?P<inner>(?:(?P=margin)    \S.*,\n){3,})(?P=margin)(?P<end>[)\]]+)$",
     re.MULTILINE,
 )  # with arguments in lines of their own
-A_LINE = 5  # numbers of which readers see the names' values
+A_LINE = 7  # numbers of which readers see the names' values
 
 
 def flatten(
@@ -79,7 +79,7 @@ def flatten(
     text.tidy()
     text.functions = {name: said_once(tree) for name, tree in text.documented().items()}
     if alone:
-        text.functions = {name: named_less(tree) for name, tree in text.functions.items()}
+        text.functions = {name: side_by_side(named_less(tree)) for name, tree in text.functions.items()}
     whole = "\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text, alone)])) + "\n"
     for name in re.findall(r"^(\w+)_2 = ", whole, re.MULTILINE):  # numbered for the sake of a local that is gone
         whole = whole if name in _names(whole) else re.sub(rf"\b{name}_2\b", name, whole)
@@ -144,12 +144,15 @@ def _parts(program: Program, text: Text, alone: bool) -> Iterator[str]:
 def _numbers_together(constants: dict[str, str]) -> Iterator[str]:
     """Lines of some numbers each, which are taken out of the constants."""
     numbers = {name: found for name, its in constants.items() if (found := NUMBER.fullmatch(its))}
-    for n in range(0, len(numbers), A_LINE):
-        names = [*numbers][n : n + A_LINE]
+    while numbers:
+        names = [*numbers][:A_LINE]
+        while sum(len(name) + len(numbers[name]["number"]) + 4 for name in names) > LINE_LENGTH - 20:
+            names.pop()  # with the brackets, and a wrapper for all, it would be longer than a line
         values = ", ".join(numbers[name]["number"] for name in names)
         for name in names:
             del constants[name]
         wrapper = numbers[names[0]]["wrapper"]
+        numbers = {name: its for name, its in numbers.items() if name not in names}
         if len(names) == 1:
             yield f"{names[0]} = {wrapper}({values})" if wrapper else f"{names[0]} = {values}"
         else:
@@ -250,11 +253,8 @@ def _broken(line: str) -> str:
         return textwrap.fill(line.removeprefix(begin), LINE_LENGTH, initial_indent=begin, subsequent_indent=begin)
     if " = " in line.partition("(")[0] and not margin:  # a constant
         return _hung(line.removesuffix(SKIP))
-    front, _, rest = line.removesuffix(SKIP).partition("(")
-    inner, _, end = rest.rpartition(")")
-    begin = f"{margin}    "
-    inner = textwrap.fill(f"{inner},", LINE_LENGTH, initial_indent=begin, subsequent_indent=begin)
-    return f"{front}(\n{inner}\n{margin}){end}{SKIP}"
+    begin = margin + 4 * " " * (1 + line.startswith(f"{margin}def "))
+    return textwrap.fill(line, LINE_LENGTH, subsequent_indent=begin, break_on_hyphens=False)
 
 
 def _hung(line: str) -> str:

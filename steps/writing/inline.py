@@ -2,10 +2,11 @@
 
 A skeleton is cut into small functions, as several kernels share them. In the text of one kernel most are called once,
 and a reader would have to look each of them up. Their statements stand in place of the call then, below their
-docstring's first line; so do those of a tiny function that two places call. In a program that stands alone a few more
-do, where it becomes shorter. A call inside an expression is taken out of it first. Left alone are functions of another
-module of the package than their caller, such as those that fill a step's holes, unless that is a module of pieces
-(``PIECES`` of the package), and loops that a branch calls.
+docstring's first line; so do those of a tiny function that two places call. Functions that do nothing but to call
+another are the first, then those called once: so what stays a function holds all that it alone calls. In a program that
+stands alone a few more are written out, where it becomes shorter. A call inside an expression is taken out of it first.
+Left alone are functions of another module of the package than their caller, such as those that fill a step's holes,
+unless that is a module of pieces (``PIECES`` of the package), and loops that a branch calls.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from steps.writing.trees import (
 
 TINY = 2  # statements of a function that is written out although two places call it
 TINY_ALONE = 4  # the same, in a text that stands alone; of one that more places call, a single one
+BRIEF = 40  # characters of one that stands in place of a name that is read once, in a text that stands alone
 TERSE = 16  # characters of an expression that is no harder to read than a name
 GAIN = 2  # lines by which such a text must become shorter then
 
@@ -47,7 +49,7 @@ def inline(
     modules: where each of them comes from. alone: whether no chapter speaks of them; more are written out then.
     """
     functions = dict(functions)
-    for suits in (_suits, _suits_alone) if alone else (_suits,):
+    for suits in (_suits_wrapper, _suits_once, _suits, *[_suits_alone] * alone):
         in_vain: dict[str, list] = {}
         while _write_one_out(functions, modules, kept, suits, in_vain):
             continue
@@ -75,7 +77,7 @@ def _write_one_out(
         about = [tree, *(functions[caller] for caller in callers)]
         if in_vain.get(name) == about:
             continue
-        apart = suits is _suits
+        apart = suits is not _suits_alone
         written = {
             caller: _written_out(name, tree, functions[caller], times, apart) for caller, times in callers.items()
         }
@@ -103,7 +105,7 @@ def _written_out(
     if apart and times == 1:
         caller = caller.visit(_InFront(name, {*uses(caller.body).stores}))
     for _ in range(times):
-        place = _Place(name, callee, caller)
+        place = _Place(name, callee, caller, apart)
         caller = caller.visit(place)
         if not place.done:
             return None
@@ -152,6 +154,16 @@ def _together(caller: str, callee: str) -> bool:
     )
 
 
+def _suits_wrapper(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool:
+    """Whether a function can be written out, and does nothing but to call another."""
+    return len(statements(callee)) == 1 and _suits(name, callee, caller, calls)
+
+
+def _suits_once(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool:
+    """Whether a function can be written out, and is called once. What calls it is no longer tiny then, maybe."""
+    return calls == 1 and _suits(name, callee, caller, calls)
+
+
 def _suits(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool:
     """Whether a function can be written out at all, and should be: called once, or a tiny one that two places call.
 
@@ -168,8 +180,10 @@ def _suits(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, calls: i
 
 def _suits_alone(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool:
     """Likewise, of a text that stands alone; what it gains is asked for beside."""
+    if calls == 1:
+        return _is_instruction(callee)
     assembly = "inline_asm" in code(callee)  # the function's name tells what that does
-    return calls > 1 and not assembly and _is_plain(callee) and _is_tiny(callee, TINY_ALONE if calls == 2 else 1)
+    return not assembly and _is_plain(callee) and _is_tiny(callee, TINY_ALONE if calls == 2 else 1)
 
 
 def _is_plain(callee: cst.FunctionDef) -> bool:
@@ -179,7 +193,13 @@ def _is_plain(callee: cst.FunctionDef) -> bool:
         return False
     returns = sum(len(found_in(statement, cst.Return)) for statement in body)
     ends = isinstance(small(body[-1]), cst.Return)
-    return returns == int(ends) and not (ends and len(body) == 1 and "inline_asm" in code(body[0]))
+    return returns == int(ends) and not _is_instruction(callee)
+
+
+def _is_instruction(callee: cst.FunctionDef) -> bool:
+    """Whether a function returns what an instruction in assembly gives, and does nothing else."""
+    body = statements(callee)
+    return len(body) == 1 and isinstance(small(body[0]), cst.Return) and "inline_asm" in code(body[0])
 
 
 def _is_tiny(callee: cst.FunctionDef, most: int) -> bool:
@@ -193,10 +213,15 @@ def _is_tiny(callee: cst.FunctionDef, most: int) -> bool:
 class _Place(cst.CSTTransformer):
     """Finds the statement that is nothing but the call, and puts the function's body in its place."""
 
-    def __init__(self, name: str, callee: cst.FunctionDef, caller: cst.FunctionDef):
-        self.name, self.callee, self.caller, self.done = name, callee, caller, False
+    def __init__(self, name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, apart: bool):
+        self.name, self.callee, self.caller, self.apart, self.done = name, callee, caller, apart, False
+        self.depth = 0  # of the block that is visited; of a function's own block it is 1
+
+    def visit_IndentedBlock(self, node):
+        self.depth += 1
 
     def leave_IndentedBlock(self, original, updated):
+        self.depth -= 1
         for n, statement in enumerate(updated.body):
             if not self.done and (call := self._call(statement)) and (body := self._body(updated.body, n, call)):
                 self.done = True
@@ -239,9 +264,10 @@ class _Place(cst.CSTTransformer):
             and _assigns_first(body, name)
         }
         taken -= over
-        ends = {  # names that this statement reads last, of what this block has assigned
+        passed = {part.name.value for part in parameters(self.caller) if not part.annotation and not self.depth}
+        ends = {  # names that this statement reads last, of what this block has assigned, or the caller was given
             name
-            for name in _assigned(block[:n]) - own
+            for name in (_assigned(block[:n]) - own) | passed
             if until.loads[name] == around.loads[name] and not uses(*block[n + 1 :]).stores[name]
         }
         stores = uses(*body).stores
@@ -261,7 +287,8 @@ class _Place(cst.CSTTransformer):
             )
             once = uses(*body, *([result] if result else [])).loads[name] == 1 and pure(value)
             terse = _is_terse(value) and not {*uses(value).loads} & {*targets, *stores}
-            if comes_back or (not stores[name] and (plain or ((once or terse) and _is_first(value)))):
+            brief = _is_first(value) or (not self.apart and len(code(value)) <= BRIEF)
+            if comes_back or (not stores[name] and (plain or ((once or terse) and brief))):
                 renamed[name] = value
             else:
                 free = name not in taken or (name in targets and name not in read_by_arguments)
@@ -299,7 +326,9 @@ class _Place(cst.CSTTransformer):
             written.append(_commented(last, end))
         if written:
             written[-1] = _commented(written[-1], statement, above=False)
-        return _headed(statement, [*bindings, *written], self.callee.get_docstring(), code(self.caller))
+        first = n == int(self.caller.get_docstring() is not None) and not self.depth  # its docstring stands above
+        docstring = None if first else self.callee.get_docstring()
+        return _headed(statement, [*bindings, *written], docstring, code(self.caller))
 
 
 def _is_first(value: cst.BaseExpression) -> bool:
@@ -343,6 +372,7 @@ def _headed(statement, body: list, docstring: str | None, caller: str) -> list:
         and (len(body) > 1 or not small(body[0]) or "inline_asm" in code(body[0]))
         and not inner
         and not any(line.comment for line in lines)
+        and ": see ``" not in docstring
     ):
         said = " ".join(docstring.partition("\n\n")[0].split()).partition(" Returns ")[0]
         said = re.sub("^Likewise: (.)", lambda found: found[1].upper(), said)

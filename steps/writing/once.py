@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
+
 import libcst as cst
 
 from steps.writing.inline import Rename
@@ -19,17 +22,21 @@ from steps.writing.trees import (
     uses,
 )
 
-TERSE = 60  # characters of an expression that a line takes up
+TERSE = 64  # characters of an expression that a line takes up
 PLACES = (
     "index",
     "reshape",
     "slice",
     "permute",
     "to",
+    "cdiv",
     "num_programs",
     "program_id",
     "stride",
 )  # calls that may be in it
+READ_FIRST = {cst.If: "test", cst.For: "iter"}  # fields of statements that are more than a line
+MAKING = ("barrier_ring", "gl.allocate_shared_memory", "gl.full")  # calls of which a line may have several
+SEVERAL = 3  # that is, as many
 
 
 def said_once(function: cst.FunctionDef) -> cst.FunctionDef:
@@ -83,8 +90,14 @@ class _Dissolved(Rewriter):
 def named_less(function: cst.FunctionDef) -> cst.FunctionDef:
     """The function without names that are assigned to be read once, in the next line, where that stays short."""
     while True:
-        counts = uses(function.body)
-        once = {name for name, n in counts.loads.items() if n == 1 and counts.stores[name] == 1}
+        counts, then = uses(function.body), Counter()
+        for block in found_in(function, cst.IndentedBlock):
+            for statement, following in pairwise(block.body):
+                target, _ = assignment(statement) or (None, None)
+                read = _read_first(following)
+                if isinstance(target, cst.Name) and read and uses(read).loads[target.value] == 1:
+                    then[target.value] += 1
+        once = {name for name, n in then.items() if n == counts.loads[name] == counts.stores[name]}
         shorter = function.visit(_NamedLess(once))
         if shorter.deep_equals(function):
             return function
@@ -92,7 +105,7 @@ def named_less(function: cst.FunctionDef) -> cst.FunctionDef:
 
 
 class _NamedLess(Rewriter):
-    """Puts what a name is assigned where the next line reads it. once: names that are assigned and read once."""
+    """Puts what a name is assigned where the next line reads it. once: names that are read there, and nowhere else."""
 
     def __init__(self, once: set[str]):
         self.once, self.depth = once, 0
@@ -107,19 +120,68 @@ class _NamedLess(Rewriter):
 
     def replace(self, statement, following):
         line, (target, value) = small(statement), assignment(statement) or (None, None)
-        then = small(following[0]) if following else None
-        if not isinstance(line, cst.Assign) or not isinstance(target, cst.Name) or target.value not in self.once:
+        then = _read_first(following[0]) if following else None
+        if not isinstance(line, cst.Assign) or not isinstance(target, cst.Name):
+            return None
+        again = isinstance(then, cst.Assign) and code(then.targets[0].target) == target.value
+        if target.value not in self.once and not again:
             return None
         if then is None or isinstance(then, cst.AnnAssign) or uses(then).loads[target.value] != 1:
             return None
         if statement.trailing_whitespace.comment or not _is_plain(value):
             return None
-        put = following[0].visit(Rename({target.value: value}))
-        length = 4 * self.depth + len(code(put.with_changes(leading_lines=[])))
+        put = Rename({target.value: value})
+        instead = then.with_changes(value=then.value.visit(put)) if again else then.visit(put)
+        its = READ_FIRST.get(type(following[0]))
+        put = following[0].with_changes(**{its: bare(instead)} if its else {"body": [instead]})
+        length = 4 * self.depth + len(code(put.with_changes(leading_lines=[])).split("\n")[0])
         if length > LINE_LENGTH or (statement.leading_lines and put.leading_lines):
             return None
         following[0] = put.with_changes(leading_lines=statement.leading_lines or put.leading_lines)
         return []
+
+
+def side_by_side(function: cst.FunctionDef) -> cst.FunctionDef:
+    """The function with what it makes by the same call in one line, where that is short: ``a, b = f(x), f(y)``."""
+    return function.visit(_SideBySide())
+
+
+class _SideBySide(_NamedLess):
+    """Puts assignments of calls of one function beside each other."""
+
+    def __init__(self):
+        super().__init__(set())
+
+    def replace(self, statement, following):
+        pairs = _made(statement)
+        while pairs and len(pairs) < SEVERAL and following and (others := _made(following[0])):
+            (line, *_), together = following, [*pairs, *others]
+            names, values = zip(*together)
+            put = cst.parse_statement(f"{', '.join(names)} = {', '.join(map(code, values))}")
+            apart = code(values[0].func) != code(others[0][1].func) or len(together) > SEVERAL
+            reads = {name for _, value in others for name in uses(value).loads} & {*names}
+            if apart or reads or line.leading_lines or 4 * self.depth + len(code(put)) > LINE_LENGTH:
+                break
+            statement, pairs = put.with_changes(leading_lines=statement.leading_lines), together
+            following.pop(0)
+        return [statement] if pairs and len(pairs) > 1 else None
+
+
+def _made(statement: cst.CSTNode) -> list[tuple[str, cst.Call]]:
+    """(name, call) of each of the names that a statement assigns, where all that it does is to make them."""
+    target, value = assignment(statement) or (None, None)
+    if not isinstance(small(statement), cst.Assign) or statement.trailing_whitespace.comment:
+        return []
+    many = isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple)
+    targets, values = ([part.value for part in each.elements] if many else [each] for each in (target, value))
+    made = all(isinstance(name, cst.Name) for name in targets) and len(targets) == len(values)
+    made = made and all(isinstance(its, cst.Call) and code(its.func) in MAKING for its in values)
+    return [(name.value, its) for name, its in zip(targets, values)] if made else []
+
+
+def _read_first(statement: cst.CSTNode) -> cst.CSTNode | None:
+    """What a statement reads before all else, and once: of a branch or a loop what it asks, of a line all of it."""
+    return getattr(statement, READ_FIRST[type(statement)]) if type(statement) in READ_FIRST else small(statement)
 
 
 def _is_plain(value: cst.BaseExpression) -> bool:

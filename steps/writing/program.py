@@ -51,7 +51,11 @@ from steps.writing.values import (
 
 # Instructions of the project's own, and what newer versions of Triton have for them.
 STAND_INS = {"async_reduce_shared_to_global": ("tma", "async_atomic_add")}
-POSITIONAL = ("BlockedLayout", "NVMMADistributedLayout")  # layouts of which everybody knows the order of the arguments
+POSITIONAL = (
+    "BlockedLayout",
+    "DistributedLinearLayout",
+    "NVMMADistributedLayout",
+)  # layouts of which everybody knows the order of the arguments
 EQUAL = cst.MaybeSentinel.DEFAULT
 MOST_VALUES = 8  # that a parameter may have and still be followed
 

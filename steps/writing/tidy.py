@@ -15,6 +15,7 @@ from steps.writing.trees import (
     assignment,
     bare,
     call_site,
+    chain,
     code,
     effectless,
     found_in,
@@ -35,6 +36,7 @@ DECIDED = (cst.BooleanOperation, cst.Comparison, cst.IfExp)  # the compiler keep
 SELDOM = 2  # calls of a function that need no name for what it does
 SHORT = 80  # characters of an expression that needs no function
 LONG = 8  # characters of a number
+MODULES = ("gl",)  # whose names, such as that of a type, need no other
 TERSE, TERSE_ALONE = 40, 48  # characters of one that is no longer than a call, however often it is called
 
 
@@ -127,7 +129,8 @@ class Tidy(Rewriter):
         """Whether all that reads a name stands behind this assignment, with neither name assigned in between."""
         if self.moved or _is_long(value):
             return False
-        if not (isinstance(value, cst.Name | cst.BaseNumber | cst.SimpleString) or self._is_field(value)):
+        its = self._is_field(value) or (chain(value) or [""])[0] in MODULES
+        if not (its or isinstance(value, cst.Name | cst.BaseNumber | cst.SimpleString)):
             return False
         after = uses(*following)
         read = after.loads[name] == self.total.loads[name] and not after.stores[name]

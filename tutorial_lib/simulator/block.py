@@ -372,12 +372,19 @@ class Block:
         for role in self.roles:
             for variables in role.variables:
                 for name, value in variables.items():
-                    fields = value._asdict() if hasattr(value, "_asdict") else {None: value}
-                    for field, part in fields.items():
+                    for text, part in _parts(name, value):
                         if getattr(part, "buffer", None) is buffer and part.data.storage_offset() == 0:
-                            text = name if field is None else f"{name}.{field}"
-                            rank = part.data.ndim, field is not None  # of a record, a field tells more than a parameter
+                            rank = part.data.ndim, text != name  # of a record, a field tells more than a parameter
                             if found is None or rank > found[1]:
                                 found = (text, rank)
         text = found[0] if found else buffer.name
         return text if index is None else f"{text}[{index}]"
+
+
+def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """(name, value) of a variable, or of each field of a record, also inside another."""
+    if hasattr(value, "_asdict"):
+        for field, part in value._asdict().items():
+            yield from _parts(f"{name}.{field}", part)
+    else:
+        yield name, value
