@@ -32,6 +32,7 @@ from steps.backward_hopper.lib import (
     await_written,
     nothing,
     position,
+    scratch_row,
 )
 from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
@@ -99,7 +100,7 @@ def with_zeros(d_query, variant: gl.constexpr):
 def corner(iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Where a warpgroup's dQ of an iteration's tile of queries begins: [batch, head, row, column]."""
     head, i = position(work, iteration, variant)
-    row = i * variant.tile.query
+    row = scratch_row(i, work, variant)
     if variant.rows_apart:
         return [work.batch, head, row + warpgroup * variant.query_rows, 0]
     else:
@@ -172,7 +173,10 @@ def add_columns_to_keys(
     """Likewise, of columns from ``first_column`` on."""
     padded = gl.num_programs(0) * variant.tile.key
     line = work.batch.to(gl.int64) * (work.heads // (variant.sharing * variant.group_size)) + work.kv_head
-    row = work.key_row + warpgroup * variant.keys + gl.arange(0, variant.keys, gl.SliceLayout(1, LAYOUT))
+    first_row = work.key_row + warpgroup * variant.keys
+    if variant.packed:
+        first_row += work.key_rows
+    row = first_row + gl.arange(0, variant.keys, gl.SliceLayout(1, LAYOUT))
     column = first_column + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
     addresses = sums + line * padded * variant.head_dim + (row * variant.head_dim)[:, None] + column[None, :]
     gl.atomic_add(addresses, fours_together(x, LAYOUT), sem="relaxed", scope="gpu")
@@ -280,6 +284,8 @@ def count_of(aside, iteration, work, warpgroup: gl.constexpr, variant: gl.conste
     tiles = work.first + work.a_head
     if variant.window:  # before the last tile of queries a block's may end
         tiles = aside.padded // variant.tile.query
+    if variant.packed:
+        tiles, i = aside.padded // variant.tile.query, scratch_row(i, work, variant) // variant.tile.query
     return aside.counts + ((line * tiles + i) * variant.warpgroups + warpgroup)
 
 

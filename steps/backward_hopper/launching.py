@@ -28,7 +28,7 @@ class TmaGradients(GradientStep, FusedStep):
     def kernels_ready(self, kernel, constants: tuple, problem: Problem, tensors: tuple):
         """``run(q, k, v, o, lse, do, dq, dk, dv)`` launches the kernels; tensors: those of the first call.
 
-        Where the problem has sinks, (dsinks, sinks) stand behind these.
+        Where the problem has sinks, (dsinks, sinks) stand behind these, and then where packed sequences begin.
         """
         raise NotImplementedError
 
@@ -37,6 +37,8 @@ class TmaGradients(GradientStep, FusedStep):
 
     def make_kernel_ready(self, kernel, problem: Problem, tensors, out, *constants):
         """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take."""
+        import torch
+
         fits, sinks = [describable(x) for x in (*tensors[:4], tensors[5])], tensors[6:]
         into = [x.is_contiguous() if x.ndim == 1 else describable(x) for x in out or ()] or [False] * 4
 
@@ -51,18 +53,22 @@ class TmaGradients(GradientStep, FusedStep):
             return [out[n] if into[n] else place() for n, place in enumerate(own)]
 
         q, k, v, o, do = fitted(*tensors[:4], tensors[5])
-        run = self.kernels_ready(kernel, constants, problem, (q, k, v, o, tensors[4], do, *places(out), *sinks))
+        begins = ()
+        if problem.lengths:
+            begins = (torch.zeros(len(problem.lengths) + 1, dtype=torch.int32, device=q.device),) * 2
+        given = q, k, v, o, tensors[4], do, *places(out), *sinks, *begins
+        run = self.kernels_ready(kernel, constants, problem, given)
         as_they_are = all(fits)
 
-        def launch(q, k, v, o, lse, do, out, *sinks):
+        def launch(q, k, v, o, lse, do, out, *others):
             if not as_they_are:
                 q, k, v, o, do = fitted(q, k, v, o, do)
             if out is None:
                 made = place_q(), place_k(), place_v(), *[place() for place in more]
-                run(q, k, v, o, lse, do, *made, *sinks)
+                run(q, k, v, o, lse, do, *made, *others)
                 return made
             made = places(out)
-            run(q, k, v, o, lse, do, *made, *sinks)
+            run(q, k, v, o, lse, do, *made, *others)
             return tuple(given if given is x else given.copy_(x) for given, x in zip(out, made, strict=True))
 
         return launch

@@ -19,6 +19,7 @@ from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
 from steps.hopper.dependent import await_kernels_before, let_next_begin
 from steps.hopper.lib import barrier_ring
+from steps.hopper.packed import Sequence, in_sequence, sequence_of
 
 LN2 = gl.constexpr(0.6931471805599453)  # scores and their scale are in base 2, of which dQ and dK know nothing
 INVERSE_LN2 = gl.constexpr(1.4426950408889634)
@@ -172,14 +173,14 @@ def rooms(dtype: gl.constexpr, variant: gl.constexpr):
     D: gl.constexpr = variant.head_dim
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
-    OWN: gl.constexpr = [1, 1, KEY, D] if variant.key_tiles == 1 else [variant.key_tiles, 1, 1, KEY, D]
+    OWN: gl.constexpr = ([] if variant.key_tiles == 1 else [variant.key_tiles]) + variant.outer + [KEY, D]
     SUM: gl.constexpr = dtype if variant.adding.complete else gl.float32
     COLLECTED: gl.constexpr = variant.collected_shape
     key = gl.allocate_shared_memory(dtype, OWN, variant.shared)
     value = gl.allocate_shared_memory(dtype, OWN, variant.shared)
-    query = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERY, D], variant.shared)
+    query = gl.allocate_shared_memory(dtype, [STAGES] + variant.outer + [QUERY, D], variant.shared)  # noqa: RUF005
     lse = gl.allocate_shared_memory(gl.float32, [STAGES, 1, QUERY], variant.shared_numbers)
-    d_output = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERY, D], variant.shared)
+    d_output = gl.allocate_shared_memory(dtype, [STAGES] + variant.outer + [QUERY, D], variant.shared)  # noqa: RUF005
     row_sum = gl.allocate_shared_memory(gl.float32, [STAGES, 1, QUERY], variant.shared_numbers)
     d_scores = gl.allocate_shared_memory(dtype, [2, KEY, QUERY], variant.shared_scores)
     d_query, zeros, collected = None, None, None
@@ -233,11 +234,11 @@ def room_for_weights(variant: gl.constexpr):
 
 
 class Work(NamedTuple):
-    """A block's keys.
+    """A block's keys. first: its first tile of queries; a_head: how many it has of a head; cut: those below need a mask.
 
-    first: its first tile of queries; a_head: how many it has of a head; cut: those below need a mask.
-
-    Where query heads have blocks of their own, head is such a head; else it is that of the keys.
+    Where query heads have blocks of their own, head is such a head; else it is that of the keys. Of packed sequences,
+    sequence: that which the keys are of; rows, key_rows: where its queries and its keys begin in scratch memory, in
+    which each sequence has whole tiles.
     """
 
     key_row: object
@@ -250,6 +251,9 @@ class Work(NamedTuple):
     first: object
     a_head: object
     cut: object
+    sequence: object = None
+    rows: object = None
+    key_rows: object = None
 
 
 @gluon.jit
@@ -284,13 +288,22 @@ def l2_aware_lpt(variant: gl.constexpr):
 
 
 @gluon.jit
-def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
-    """The work of this block."""
+def own_work(seq_len_q, seq_len_kv, heads, batches, packed, variant: gl.constexpr):
+    """The work of this block; packed: where sequences begin, or None."""
     TILE_KEY: gl.constexpr = variant.tile.key
     TILE_QUERY: gl.constexpr = variant.tile.query
     j, head, batch = variant.tile_of_block(variant)
     PARTS: gl.constexpr = variant.parts
     part, head = head % PARTS, head // PARTS
+    sequence, rows, key_rows = None, None, None
+    if variant.packed:
+        which = sequence_of(j, packed.keys, packed.count, TILE_KEY)
+        begin, length = span(packed.queries, which)
+        begin_kv, length_kv = span(packed.keys, which)
+        sequence = Sequence(begin, length, begin_kv, length_kv)
+        rows, key_rows = in_whole_tiles(begin, which, TILE_QUERY), in_whole_tiles(begin_kv, which, TILE_KEY)
+        j -= key_rows // TILE_KEY
+        seq_len_q, seq_len_kv = length, length_kv
     query_tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     first = 0
     cut = 0
@@ -306,7 +319,52 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     if variant.parts > 1:
         first = part * query_tiles // PARTS
         end = (part + 1) * query_tiles // PARTS
-    return Work(j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, end - first, cut)
+    if variant.packed and j * TILE_KEY >= seq_len_kv:  # a number that means nothing: TMA drops what the block stores
+        end = first
+    return Work(
+        j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, end - first, cut,
+        sequence, rows, key_rows,
+    )  # fmt: skip
+
+
+@gluon.jit
+def span(begins, which):
+    """(begin, length) of a packed sequence."""
+    begin = gl.load(begins + which)
+    return begin, gl.load(begins + which + 1) - begin
+
+
+@gluon.jit
+def in_whole_tiles(begin, which, rows: gl.constexpr):
+    """Where a packed sequence begins in scratch memory, in which each has whole tiles of so many rows."""
+    return (begin // rows + which) * rows
+
+
+@gluon.jit
+def query_corner(head, i, work, variant: gl.constexpr):
+    """Where the i-th tile of queries begins, as TMA takes it."""
+    if variant.packed:
+        return in_sequence(work.sequence.begin, work.sequence.length, head, i * variant.tile.query, 0)
+    else:
+        return [work.batch, head, i * variant.tile.query, 0]
+
+
+@gluon.jit
+def key_corner(row, work, variant: gl.constexpr):
+    """Likewise, a tile of keys."""
+    if variant.packed:
+        return in_sequence(work.sequence.begin_kv, work.sequence.length_kv, work.kv_head, row, 0)
+    else:
+        return [work.batch, work.kv_head, row, 0]
+
+
+@gluon.jit
+def scratch_row(i, work, variant: gl.constexpr):
+    """Where the i-th tile of queries begins in scratch memory."""
+    row = i * variant.tile.query
+    if variant.packed:
+        row += work.rows
+    return row
 
 
 @gluon.jit
@@ -378,12 +436,12 @@ NOBODY = Helpers(None, None, nothing, nothing, ())
 
 
 @gluon.jit
-def fetch_rows(array, ring, numbers, number_ring, filled, n, batch, head, row, line):
+def fetch_rows(array, ring, numbers, number_ring, filled, n, head, i, line, work, variant: gl.constexpr):
     """Ask TMA for a tile of queries of Q or dO, and for its log-sum-exps or row sums, to fill the n-th slot."""
     full, tile, rest = filled.index(n), ring.index(n), number_ring.index(n)
     mbarrier.expect(full, array.nbytes_per_cta + numbers.nbytes_per_cta)
-    tma.async_load(array, [batch, head, row, 0], full, tile)
-    tma.async_load(numbers, [line, row], full, rest)
+    tma.async_load(array, query_corner(head, i, work, variant), full, tile)
+    tma.async_load(numbers, [line, scratch_row(i, work, variant)], full, rest)
 
 
 @gluon.jit
@@ -394,22 +452,22 @@ def produce(arrays, tiles, barriers, work, aside, variant: gl.constexpr):
     for n in gl.static_range(KEY_TILES):
         keys_full, row = barriers.keys_full.index(n), work.key_row + n * variant.tile.key
         mbarrier.expect(keys_full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
-        tma.async_load(arrays.key, [work.batch, work.kv_head, row, 0], keys_full, key_tile(tiles.key, n, variant))
-        tma.async_load(arrays.value, [work.batch, work.kv_head, row, 0], keys_full, key_tile(tiles.value, n, variant))
+        tma.async_load(arrays.key, key_corner(row, work, variant), keys_full, key_tile(tiles.key, n, variant))
+        tma.async_load(arrays.value, key_corner(row, work, variant), keys_full, key_tile(tiles.value, n, variant))
     variant.begin.let()
     variant.begin.wait()  # now: no kernel of this call has written keys or values
     variant.helpers.rows(aside, work, variant)
     for iteration in range(KEY_TILES * variant.group_size * work.a_head):
         head, i = position(work, iteration, variant)
-        row, line = i * variant.tile.query, work.batch * work.heads + head
+        line = work.batch * work.heads + head
         slot, used = iteration % STAGES, iteration // STAGES & 1 ^ 1
         mbarrier.wait(barriers.query_empty.index(slot), used)
         fetch_rows(
-            arrays.query, tiles.query, arrays.numbers, tiles.lse, barriers.query_full, slot, work.batch, head, row,
-            line,
+            arrays.query, tiles.query, arrays.numbers, tiles.lse, barriers.query_full, slot, head, i, line,
+            work, variant,
         )  # fmt: skip
         mbarrier.wait(barriers.d_output_empty.index(slot), used)
         fetch_rows(
-            arrays.d_output, tiles.d_output, arrays.numbers, tiles.row_sum, barriers.d_output_full, slot, work.batch,
-            head, row, work.batches * work.heads + line,
+            arrays.d_output, tiles.d_output, arrays.numbers, tiles.row_sum, barriers.d_output_full, slot, head, i,
+            work.batches * work.heads + line, work, variant,
         )  # fmt: skip

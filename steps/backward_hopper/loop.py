@@ -64,8 +64,8 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.c
         scores = warpgroup_mma_wait(1 if variant.pieces is None else 2, deps=[scores])
         variant.turns.take(barriers, iteration, warpgroup, variant)
         lse = number_of(tiles.lse, iteration, variant)
-        weights = weigh(scores, lse, first_key, i, scale, work, variant)
-        rounded = weights.to(dtype)
+        plain, weights = weigh(scores, lse, first_key, i, scale, work, variant)
+        rounded = plain.to(dtype)
         d_value = warpgroup_mma(gl.convert_layout(rounded, variant.factor), d_output, d_value, is_async=True)
 
         # --- dS ---

@@ -20,11 +20,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from steps.backward_hopper.adding import add_to_keys
-from steps.backward_hopper.lib import LN2, nothing
+from steps.backward_hopper.lib import LN2, key_corner, nothing
 from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import exp2
 from steps.hopper.lib import release
+from steps.hopper.softmax import cap, factor
 
 UNPACK = gl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
 
@@ -97,8 +98,24 @@ def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr, variant: gl.con
 
 @gluon.jit
 def weigh(scores, lse, first_key, i, scale, work, variant: gl.constexpr):
-    """The weights [key, query] again, from scores and log-sum-exps in base 2; zero where the mask hides."""
-    weights = exp2(scores * scale - lse)
+    """The weights [key, query] again, from scores and log-sum-exps in base 2; zero where the mask hides.
+
+    Returned twice: as they are, and as dS takes them. Under a soft cap the latter are multiplied by its derivative,
+    1 - tanh^2. The mask then hides before, so that one tile is kept while it does, and not two.
+    """
+    if variant.softcap is None:
+        weights = exp2(scores * scale - lse)
+        weights = hide(weights, 0.0, first_key, i, work, variant)
+        return weights, weights
+    else:
+        parts = hide(cap(scores, scale, variant), float("-inf"), first_key, i, work, variant)
+        weights = exp2(parts * factor(scale, variant) - lse)
+        return weights, weights * gl.maximum(1.0 - parts * parts, 0.0)  # of what is hidden 0 and 0
+
+
+# A tile [key, query], and ``hidden`` where the mask hides.
+@gluon.jit
+def hide(x, hidden: gl.constexpr, first_key, i, work, variant: gl.constexpr):
     if variant.causal or variant.ragged:
         masked = i < work.cut
         if variant.window:
@@ -107,12 +124,12 @@ def weigh(scores, lse, first_key, i, scale, work, variant: gl.constexpr):
             key = first_key + gl.arange(0, variant.keys, gl.SliceLayout(1, variant.scores))
             query = i * variant.tile.query + gl.arange(0, variant.tile.query, gl.SliceLayout(0, variant.scores))
             if variant.causal:
-                weights = gl.where(key[:, None] <= query[None, :], weights, 0.0)
+                x = gl.where(key[:, None] <= query[None, :], x, hidden)
             if variant.window:
-                weights = gl.where(key[:, None] > query[None, :] - variant.window, weights, 0.0)
+                x = gl.where(key[:, None] > query[None, :] - variant.window, x, hidden)
             if variant.ragged:
-                weights = gl.where((key < work.seq_len_kv)[:, None], weights, 0.0)
-    return weights
+                x = gl.where((key < work.seq_len_kv)[:, None], x, hidden)
+    return x
 
 
 # --- where a warpgroup has its K ---
@@ -371,8 +388,8 @@ def store_both(
     fence_async_shared()
     await_all_warpgroups(barriers, 1, phase, variant)
     if warpgroup == 0:
-        tma.async_store(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
-        tma.async_store(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
+        tma.async_store(arrays.d_key, key_corner(work.key_row, work, variant), tiles.key)
+        tma.async_store(arrays.d_value, key_corner(work.key_row, work, variant), tiles.value)
 
 
 @gluon.jit

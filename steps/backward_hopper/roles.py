@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from steps.backward_hopper.adding import add_to_keys, add_to_query
-from steps.backward_hopper.lib import LN2, position
+from steps.backward_hopper.lib import LN2, key_corner, position
 from steps.backward_hopper.products import (
     await_all_sums,
     await_but_sums,
@@ -64,10 +64,10 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
         lse = number_of(tiles.lse, iteration, variant)
         scores = warpgroup_mma_wait(0, deps=[scores])
         release(barriers.query_empty, iteration, variant.stages)
-        weights = weigh(scores, lse, work.key_row, i, scale, work, variant)
+        plain, weights = weigh(scores, lse, work.key_row, i, scale, work, variant)
         mbarrier.wait(barriers.handover.empty.index(0), iteration & 1 ^ 1)
         barriers.handover.weights.store(weights)
-        factor = gl.convert_layout(weights.to(dtype), variant.factor)  # now: dQ needs the weights' registers
+        factor = gl.convert_layout(plain.to(dtype), variant.factor)  # now: dQ needs the weights' registers
         mbarrier.arrive(barriers.handover.full.index(0), count=1)
 
         # --- dQ of the iteration before, which is added under dV; what it is in the first iteration nobody needs ---
@@ -138,7 +138,7 @@ def store_sums(sums, scale, ring, array, work, variant: gl.constexpr):
     slot = ring.index(0)
     store_rounded(keys_of(slot, variant), sums, scale, variant)
     fence_async_shared()
-    tma.async_store(array, [work.batch, work.kv_head, work.key_row, 0], slot)
+    tma.async_store(array, key_corner(work.key_row, work, variant), slot)
 
 
 @gluon.jit

@@ -5,8 +5,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from steps.backward_hopper.lib import INVERSE_LN2, Aside
+from steps.backward_hopper.lib import INVERSE_LN2, Aside, in_whole_tiles, span
 from steps.gluon import names  # noqa: F401
+from steps.hopper.packed import sequence_of
 
 SINK_WARPS = 16  # of a block that adds up the gradient of a head's sink
 AT_ONCE = gl.constexpr(4096)  # rows that it loads at once: 8 a thread, as each waits for memory as long as for one
@@ -60,10 +61,30 @@ def last_head_first():
     return gl.num_programs(1) * gl.num_programs(2) - 1 - first_head_first()
 
 
-@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces", "clearing"])
+@gluon.jit
+def of_sequence(row, begins, sequences, tile: gl.constexpr):
+    """(begin, length, first): the packed sequence that has this row of scratch memory, and where it begins there."""
+    which = sequence_of(row // tile, begins, sequences, tile)
+    begin, length = span(begins, which)
+    return begin, length, in_whole_tiles(begin, which, tile)
+
+
+@gluon.jit
+def at_sequence(aside, begin, length, first, variant: gl.constexpr):
+    """What rows are prepared from and into, as if a packed sequence were all there is."""
+    o_strides, do_strides, lse_strides = aside.strides[0], aside.strides[1], aside.strides[2]
+    begin = gl.maximum(begin, 1 - length).to(gl.int64)  # of no rows, the one before is asked for: there must be one
+    return Aside(
+        aside.counts, aside.output + begin * o_strides[2], aside.d_output + begin * do_strides[2],
+        aside.lse + begin * lse_strides[2], aside.numbers + first, aside.sums + first.to(gl.int64) * variant.head_dim,
+        None, aside.strides, None, length, aside.padded, aside.heads, aside.batches,
+    )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces", "clearing", "sequences"])
 def prepare(
     Out, DO, LSE, Numbers, Sums, strides, seq_len_q, padded, heads, batches, counts, pieces, clearing,
-    variant: gl.constexpr, Counts=None,
+    variant: gl.constexpr, Counts=None, begins_q=None, sequences=None,
 ):  # fmt: skip
     """All that is made ready for a tile of queries; and zeros, shared out among the tiles.
 
@@ -76,7 +97,11 @@ def prepare(
     variant.begin.let()  # now: the next kernel reads keys and values at once, which those before this one may write
     i, line = gl.program_id(0), variant.line_of_block()
     aside = Aside(Counts, Out, DO, LSE, Numbers, Sums, None, strides, None, seq_len_q, padded, heads, batches)
-    prepare_rows(aside, i * ROWS, line, line < clearing, ROWS, variant)
+    row = i * ROWS
+    if variant.packed:
+        begin, length, first = of_sequence(row, begins_q, sequences, variant.tile.query)
+        aside, row = at_sequence(aside, begin, length, first, variant), row - first
+    prepare_rows(aside, row, line, line < clearing, ROWS, variant)
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
     if Counts is not None:
         for n in range(line * gl.num_programs(0) + i, counts, programs):
@@ -123,17 +148,29 @@ def round_rows(
 
 
 @gluon.jit
-def round_tile(Sums, Out, strides, scale, i, line, length, padded, heads, by_tma: gl.constexpr, variant: gl.constexpr):
-    """A tile of queries, or as many keys, in a small kernel: see ``round_rows``."""
+def round_tile(
+    Sums, Out, strides, scale, i, line, length, padded, heads, begins, sequences, tile: gl.constexpr,
+    by_tma: gl.constexpr, variant: gl.constexpr,
+):  # fmt: skip
+    """A tile of queries, or as many keys, in a small kernel: see ``round_rows``.
+
+    begins, sequences, tile: where packed sequences begin, how many they are, and rows of the large kernel's tiles.
+    """
     ROWS: gl.constexpr = variant.small_rows
+    first = 0
+    if variant.packed:
+        begin, length, first = of_sequence(i * ROWS, begins, sequences, tile)
+        Sums += first.to(gl.int64) * variant.head_dim
+        Out += begin.to(gl.int64) * strides[2]
     aside = Aside(None, None, None, None, None, Sums, Out, None, None, length, padded, heads, None)
-    round_rows(aside, strides, scale, 1.0, i * ROWS, line, ROWS, by_tma, variant)
+    round_rows(aside, strides, scale, 1.0, i * ROWS - first, line, ROWS, by_tma, variant)
 
 
-@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line", "key_numbers"])
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line", "key_numbers", "sequences"])
 def scaled(
     Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line, variant: gl.constexpr,
     KeySums=None, ValueSums=None, DK=None, DV=None, dk_strides=None, dv_strides=None, key_numbers=None,
+    begins_q=None, sequences=None, begins_k=None,
 ):  # fmt: skip
     """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on.
 
@@ -142,27 +179,33 @@ def scaled(
     """
     variant.begin.wait()
     i, line = gl.program_id(0), first_line + variant.line_of_block()
+    QUERY: gl.constexpr = variant.tile.query
+    KEY: gl.constexpr = variant.tile.key
     if variant.adds_keys:
         seq_len_kv, key_padded, kv_heads, of_keys, of_queries = key_numbers
         key_line = line - first_line - of_queries
         if key_line < 0:
             if i * variant.small_rows < padded:
                 round_tile(
-                    Sums, DQ, dq_strides, scale, i, line, seq_len_q, padded, heads, variant.adding.by_tma,
-                    variant,
+                    Sums, DQ, dq_strides, scale, i, line, seq_len_q, padded, heads, begins_q, sequences, QUERY,
+                    variant.adding.by_tma, variant,
                 )  # fmt: skip
         elif i * variant.small_rows < key_padded:
             if key_line < of_keys:
                 round_tile(
-                    KeySums, DK, dk_strides, scale, i, key_line, seq_len_kv, key_padded, kv_heads, False, variant
-                )
+                    KeySums, DK, dk_strides, scale, i, key_line, seq_len_kv, key_padded, kv_heads, begins_k, sequences,
+                    KEY, False, variant,
+                )  # fmt: skip
             else:
                 round_tile(
-                    ValueSums, DV, dv_strides, 1.0, i, key_line - of_keys, seq_len_kv, key_padded, kv_heads, False,
-                    variant,
+                    ValueSums, DV, dv_strides, 1.0, i, key_line - of_keys, seq_len_kv, key_padded, kv_heads, begins_k,
+                    sequences, KEY, False, variant,
                 )  # fmt: skip
     else:
-        round_tile(Sums, DQ, dq_strides, scale, i, line, seq_len_q, padded, heads, variant.adding.by_tma, variant)
+        round_tile(
+            Sums, DQ, dq_strides, scale, i, line, seq_len_q, padded, heads, begins_q, sequences, QUERY,
+            variant.adding.by_tma, variant,
+        )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["heads", "batches", "padded"])

@@ -14,13 +14,14 @@ from steps.backward_hopper import products as with_wgmma
 from steps.backward_hopper.launching import TmaGradients, of_sinks
 from steps.backward_hopper.rows import first_head_first, prepare, scaled
 from steps.backward_hopper.variant import ROWS, WARPS, Variant
-from steps.core.fused import hole, too_long_to_simulate
+from steps.core.fused import grid, hole, too_long_to_simulate
 from steps.core.gradients import tiles_visited
 from steps.core.launch import gluon_launcher, in_a_row
 from steps.core.order import tiles_a_head
 from steps.core.rules import Rule, rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.core.work import Work, places
+from steps.hopper import packed
 from steps.hopper.launching import described
 from steps.hopper.lib import NO_TURNS, Turns
 from tutorial_lib import compiler
@@ -57,20 +58,23 @@ class HopperGradients(TmaGradients):
     these blocks are few, several share a head's queries, and add to its dK and dV (``parts_for``).
     sequence: in which order blocks add to dQ; in a fixed one, for the same bits every time.
     sections: under a causal mask, blocks begin in sections of heads, and of a section the longest first; not where a
-    block has several query heads, nor under a sliding window, which makes blocks about as long as each other. Blocks
-    that add in order begin so without a mask, and of a section those with the first keys.
+    block has several query heads, nor under a sliding window, which makes blocks about as long as each other, nor of
+    packed sequences. Blocks that add in order begin so without a mask, and of a section those with the first keys.
     turns: in which order warpgroups compute weights and dS, at head_dim 128.
     helpers: warps of the producer's warpgroup that had nothing to do. wide_helpers: at head_dim 256. Spare warps
     prepare and scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but
-    not with grouped heads, unless these are apart, nor under a sliding window; short_helpers: where they cannot keep
-    pace.
+    not with grouped heads, unless these are apart, nor under a sliding window, nor of packed sequences; short_helpers:
+    where they cannot keep pace.
     cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where that pays
     (``heads_apart``), and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
-    keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask.
+    keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask; in shared memory
+    under a soft cap, whose tanh takes registers.
     gradient: at head_dim 128, how the product for the weights' gradient begins.
     exchange, fence: how warpgroups that are apart exchange dS; at head_dim 256 they do it in a way of their own.
     short_rules: whether launches have other tiles where blocks are few, or up to 640 queries fill smaller tiles better.
     begin: when the kernels of a call begin. line_of_block: of which head a small kernel begins.
+    A block of packed sequences finds the sequence of its keys, and TMA sees that alone (``steps.hopper.packed``). What
+    is made ready and added up for a sequence has whole tiles in scratch memory. No launch depends on lengths.
 
     Raises ValueError for values that do not go together.
     """
@@ -103,7 +107,7 @@ class HopperGradients(TmaGradients):
     shown: ClassVar[str] = (
         "The kernel whose blocks own keys (steps/backward_hopper/rows.py has the small ones around it)"
     )
-    takes: ClassVar[tuple[str, ...]] = ("window", "sinks")
+    takes: ClassVar[tuple[str, ...]] = ("window", "softcap", "lengths", "sinks")
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
     pads_head_dim: ClassVar[bool] = True
 
@@ -173,9 +177,9 @@ class HopperGradients(TmaGradients):
         return variant.warpgroups * problem.batch * problem.heads * tiles if variant.counts else 0
 
     def padded(self, problem: Problem) -> int:
-        """Queries of a head, to the end of the last tile."""
-        tile = self.variant(problem).tile.query
-        return -(-problem.seq_len_q // tile) * tile
+        """Queries of a head, to the end of the last tile; packed sequences begin with a tile each."""
+        tile = self.variant(problem).tile
+        return grid(problem, tile)[0] * tile.query
 
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
         """Of the kernel whose blocks own keys."""
@@ -185,11 +189,13 @@ class HopperGradients(TmaGradients):
         """The constants that ``problem`` is compiled with, and the pieces."""
         tile, head_dim = self.rule(problem).choice.tile, self.in_tiles(problem).head_dim
         blocks, wide = -(-problem.seq_len_kv // tile.key), head_dim == 256
-        ragged, padded = problem.seq_len_kv % tile.key != 0, tiles_a_head(problem, tile) * tile.query
+        ragged = problem.lengths is not None or problem.seq_len_kv % tile.key != 0
+        padded = tiles_a_head(problem, tile) * tile.query
         masked = problem.causal or ragged
         sharing = problem.group_size if self.cta_per_query_head and self.heads_apart(problem, tile) else 1
         group_size = problem.group_size // sharing
-        l2_aware_lpt = self.sections and group_size == 1 and problem.causal != self.deterministic and not problem.window
+        alike = problem.window or problem.lengths  # blocks are about as long, or nobody knows how long
+        l2_aware_lpt = self.sections and group_size == 1 and problem.causal != self.deterministic and not alike
         section = 0
         if l2_aware_lpt:
             heads = problem.batch * problem.kv_heads * sharing
@@ -210,9 +216,9 @@ class HopperGradients(TmaGradients):
             adding, sequence, helpers = by.COMPLETE if all_keys == 1 else by.COLLECTED, by.ANY_ORDER, lib.NOBODY
         may_add = not problem.causal and not self.deterministic
         parts = parts_for(problem, tile) if all_keys == 1 and may_add else 1
-        keys = self.keys_64 if head_dim == 64 else with_wgmma.SHARED
-        if head_dim == 128 and not masked:
-            keys = self.keys_unmasked
+        keys = with_wgmma.SHARED
+        if not problem.softcap:  # which leaves no registers for keys
+            keys = self.keys_64 if head_dim == 64 else self.keys_unmasked if head_dim == 128 and not masked else keys
         if problem.dtype == "bfloat16" and keys.weights is with_wgmma.in_16_bits:
             keys = replace(keys, weights=with_wgmma.in_bfloat16)
         consume, store, add = loop.consume, with_wgmma.store_both, with_wgmma.add_both
@@ -228,6 +234,8 @@ class HopperGradients(TmaGradients):
             group_size=group_size,
             causal=problem.causal,
             window=problem.window,
+            softcap=problem.softcap,
+            packed=problem.lengths is not None,
             ragged=ragged,
             unseen=self.begin.early and problem.causal and (blocks - 1) * tile.key >= padded,
             warpgroups=1 if self.together else 2,
@@ -266,7 +274,7 @@ class HopperGradients(TmaGradients):
 
     def tiles_of_all_keys(self, problem: Problem, tile) -> int:
         """Tiles of keys of a block that has all of its heads, so that its dQ is complete; 0 where several have them."""
-        if not self.complete or problem.window:
+        if not self.complete or problem.window or problem.lengths:
             return 0
         blocks = -(-problem.seq_len_kv // tile.key)
         return blocks if blocks == 1 or self.rule(problem).where == "two_tiles_of_keys" else 0
@@ -295,10 +303,12 @@ class HopperGradients(TmaGradients):
     def spare_for(self, problem: Problem, tile, group_size: int, ahead: int) -> lib.Helpers:
         """What spare warps do: they prepare and scale where they keep pace, and where there are heads enough.
 
-        Blocks share a head's rows out by the iterations that each takes, which they do not count under a window.
+        Blocks share a head's rows out by the iterations that each takes, which they do not count under a window, nor
+        of packed sequences.
         """
         blocks = -(-problem.seq_len_kv // tile.key)
-        if group_size > 1 or problem.window or problem.batch * problem.heads <= heads_ahead(ahead, blocks):
+        few = problem.batch * problem.heads <= heads_ahead(ahead, blocks)
+        if group_size > 1 or problem.window or problem.lengths or few:
             return lib.NOBODY
         iterations = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
         head_dim = self.in_tiles(problem).head_dim
@@ -314,12 +324,14 @@ class HopperGradients(TmaGradients):
         missing = set() if variant.spare else {"AllNumbers", "Out", "AllDO", "LSE", "strides", "rates"}
         missing |= set() if variant.spare else {"AllSums", "DQ"}
         missing |= set() if variant.counts else {"Counts"}
+        missing |= set() if variant.packed else {"begins_q", "begins_k", "sequences"}
         return kernel, {"variant": variant, **dict.fromkeys(n for n in kernel.arg_names if n in missing)}
 
     def kernels_ready(self, kernel, constants: tuple, problem: Problem, tensors: tuple):
         import torch
 
-        q, k, v, o, lse, do, dq, dk, dv, *sinks = tensors
+        q, k, v, o, lse, do, dq, dk, dv, *behind = tensors
+        sinks, begins = behind[: 2 * problem.sinks], behind[2 * problem.sinks :]
         device, variant, padded = q.device, self.variant(problem), self.padded(problem)
         counts, lines = self.number_of_counts(problem), problem.batch * problem.heads
         tiles, complete = padded // variant.small_rows, variant.adding.complete
@@ -349,7 +361,8 @@ class HopperGradients(TmaGradients):
         passed = (o, do, lse, numbers, sums, strides, *sizes, problem.batch)
         passed += (counts or None, pieces or None, cleared, variant)
         early = variant.begin.early
-        preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5, early=early, overtaken=early)
+        where = of_sequences(problem, *begins)
+        preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5, where, early=early, overtaken=early)
         blocks = own_blocks(problem, variant)
         into = key_sums if variant.adds_keys else (dk, dv)
         to_queries = dq if complete else sums[..., : variant.sum_columns]
@@ -364,29 +377,30 @@ class HopperGradients(TmaGradients):
         more = beyond(o, lse, do, dq, numbers, sums, counted)
         kept = ((*strides, dq.stride()[:3]), rates(problem, variant)) if variant.spare else ()
         multiplying = _launcher(
-            kernel, blocks, passed, more, variant.warps, device, 8, kept,
+            kernel, blocks, passed, (*more, *kept), variant.warps, device, 8, where,
             early=early, overtaken=early and sums_behind, rewrite=True,
         )  # fmt: skip
 
-        passed, into, kept = (sums, dq, dq.stride()[:3], problem.effective_scale, *sizes, first_line, variant), (), ()
+        passed, into = (sums, dq, dq.stride()[:3], problem.effective_scale, *sizes, first_line, variant), ()
         if key_sums:  # rounded by the same kernel, behind dQ
             heads_of_queries = 0 if complete else rows[1] * rows[2]
             heads_of_keys, keys = problem.batch * problem.kv_heads, of_keys[3]
             numbers_of_keys = problem.seq_len_kv, keys, problem.kv_heads, heads_of_keys, heads_of_queries
-            into, kept = (*key_sums, dk, dv), (dk.stride()[:3], dv.stride()[:3], numbers_of_keys)
+            into = *key_sums, dk, dv, dk.stride()[:3], dv.stride()[:3], numbers_of_keys
             rows = max(0 if complete else tiles, keys // variant.small_rows), *lines_rounded(problem, variant)
         summed, counted = ["sums of dk", "sums of dv"][: len(key_sums)], ["counts"][: len(counted)]
         names = ["q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", *["dsinks", "sinks"][: len(sinks)]]
-        names += ["numbers", "sums", *summed, *counted]
+        begins = ["begins_q", "begins_k"][: len(begins)]
+        names += [*begins, "numbers", "sums", *summed, *counted]
         more = beyond("o", "lse", "do", "dq", "numbers", "sums", counted)
         to_queries = "dq" if complete else "sums"
         launches = [
-            (preparing, ["o", "do", "lse", "numbers", "sums", *counted]),
-            (multiplying, ["q", "k", "v", "do", "numbers", to_queries, *(summed or ("dk", "dv")), *more]),
+            (preparing, ["o", "do", "lse", "numbers", "sums", *counted, *begins[:1]]),
+            (multiplying, ["q", "k", "v", "do", "numbers", to_queries, *(summed or ("dk", "dv")), *more, *begins]),
         ]
         if sums_behind:
-            scaling = _launcher(scaled, rows, passed, into, ROW_WARPS, device, 2, kept, early=early)
-            launches.append((scaling, ["sums", "dq", *summed, *(["dk", "dv"] if summed else [])]))
+            scaling = _launcher(scaled, rows, passed, into, ROW_WARPS, device, 2, where, early=early)
+            launches.append((scaling, ["sums", "dq", *summed, *(["dk", "dv"] if summed else []), *begins]))
         launches += of_sinks(sinks, numbers, problem, padded)  # begins when all kernels before have ended
         return in_a_row([(run, [names.index(x) for x in which]) for run, which in launches], scratch, device)
 
@@ -411,9 +425,11 @@ class HopperGradients(TmaGradients):
             lse = compiler.Placeholder((problem.batch, problem.heads, problem.seq_len_q), "float32")
             strides = (q.stride()[:3], q.stride()[:3], lse.stride(), q.stride()[:3])
             more = (*more, sums, q, numbers, q, q, lse, strides, rates(problem, variant))
+        passed = *arguments(q, k, k, q, numbers, sums, into, into, problem, padded, variant), *constants, *more
+        begins = compiler.Placeholder((1,), "int32")
         compiled = compiler.compile_gluon(
             kernel,
-            (*arguments(q, k, k, q, numbers, sums, into, into, problem, padded, variant), *constants, *more),
+            with_sequences(kernel, passed, of_sequences(problem, begins, begins)),
             variant.warps,
             arch,
             variant.tile.scores,
@@ -471,17 +487,29 @@ def lines_rounded(problem: Problem, variant: Variant) -> tuple[int, int]:
 
 
 def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:
-    """Blocks that own keys."""
-    heads = problem.heads if variant.sharing > 1 else problem.kv_heads
-    return -(-problem.seq_len_kv // (variant.tile.key * variant.key_tiles)), heads * variant.parts, problem.batch
+    """Blocks that own keys; of packed sequences each may have one tile more than whole ones."""
+    heads, rows = problem.heads if variant.sharing > 1 else problem.kv_heads, variant.tile.key * variant.key_tiles
+    tiles = problem.seq_len_kv // rows + len(problem.lengths) if problem.lengths else -(-problem.seq_len_kv // rows)
+    return tiles, heads * variant.parts, problem.batch
 
 
-def _launcher(
-    kernel, blocks, passed: tuple, more: tuple, warps: int, device, moving: int, kept: tuple = (), **asked: bool
-):
-    """As ``gluon_launcher``; the first ``moving`` arguments are tensors, and so are ``more``, before ``kept``."""
-    moving = (*range(moving), *range(len(passed), len(passed) + len(more)))
-    return gluon_launcher(kernel, blocks, (*passed, *more, *kept), warps, device, moving, **asked)
+def of_sequences(problem: Problem, begins_q=None, begins_k=None) -> dict:
+    """What kernels take of packed sequences, by the names of their parameters."""
+    if problem.lengths is None:
+        return {}
+    return {"begins_q": begins_q, "begins_k": begins_k, "sequences": len(problem.lengths)}
+
+
+def _launcher(kernel, blocks, passed: tuple, more: tuple, warps: int, device, moving: int, where: dict, **asked: bool):
+    """As ``gluon_launcher``; the first ``moving`` arguments are tensors. where: ``of_sequences``, behind ``more``."""
+    arguments = with_sequences(kernel, (*passed, *more), where)
+    more = [n for n in range(len(passed), len(arguments)) if hasattr(arguments[n], "data_ptr")]
+    return gluon_launcher(kernel, blocks, arguments, warps, device, (*range(moving), *more), **asked)
+
+
+def with_sequences(kernel, passed: tuple, where: dict) -> tuple:
+    """What a kernel is passed, and behind it what it takes of packed sequences, with None for what is between."""
+    return (*passed, *(where.get(name) for name in kernel.arg_names[len(passed) :])) if where else passed
 
 
 def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int, variant: Variant) -> tuple:
@@ -489,7 +517,7 @@ def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int,
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     tile = variant.tile
-    tiles = partial(described, columns=variant.head_dim, layout=variant.shared)
+    tiles = partial(packed.described if variant.packed else described, columns=variant.head_dim, layout=variant.shared)
     if variant.adding.by_tma:
         sums = described(sums, variant.query_rows, variant.query_columns, variant.shared_sums)
 

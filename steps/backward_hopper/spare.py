@@ -42,6 +42,7 @@ from steps.backward_hopper.lib import (
 )
 from steps.backward_hopper.rows import prepare_rows, round_rows
 from steps.gluon import names  # noqa: F401
+from steps.hopper.packed import Packed
 
 
 @gluon.jit
@@ -161,16 +162,18 @@ SPARE = Helpers(spare, spare, await_rows, tell_added, (2, 1))
 CLEARS = Helpers(clear_ahead, None, await_zeros, nothing, (1,), zeros=True)
 
 
-@gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
+@gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded", "sequences"])
 def fmha_backward(
     Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, variant: gl.constexpr,
     Counts, AllSums=None, DQ=None, AllNumbers=None, Out=None, AllDO=None, LSE=None, strides=None, rates=None,
+    begins_q=None, begins_k=None, sequences=None,
 ):  # fmt: skip
     arrays = Arrays(Q, K, V, DO, Numbers, Sums, DK, DV)
     tiles = rooms(Q.dtype, variant)
     barriers = rings(variant)
     fence_async_shared()  # TMA sees the barriers
-    work = own_work(seq_len_q, seq_len_kv, heads, batches, variant)
+    packed = Packed(begins_q, begins_k, sequences) if variant.packed else None
+    work = own_work(seq_len_q, seq_len_kv, heads, batches, packed, variant)
     aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded, heads, batches)
 
     # --- who does what; the first warpgroup's warps are those that the block began with ---

@@ -29,6 +29,7 @@ from steps.backward_hopper.products import (
 )
 from steps.gluon import names  # noqa: F401
 from steps.hopper.lib import await_tile, release
+from steps.hopper.packed import Packed
 
 
 @gluon.jit
@@ -52,9 +53,10 @@ def one_by_one(d_key, d_value, arrays, tiles, barriers, iteration, work, scale, 
     # --- the weights again, and dV ---
     await_tile(barriers.query_full, iteration, variant.stages)
     scores = warpgroup_mma_wait(0, deps=[issue_side(keys, query, variant)])
-    weights = weigh(scores, number_of(tiles.lse, iteration, variant), work.key_row, i, scale, work, variant)
+    lse = number_of(tiles.lse, iteration, variant)
+    plain, weights = weigh(scores, lse, work.key_row, i, scale, work, variant)
     await_tile(barriers.d_output_full, iteration, variant.stages)
-    factor = gl.convert_layout(weights.to(dtype), variant.factor)
+    factor = gl.convert_layout(plain.to(dtype), variant.factor)
     d_value = warpgroup_mma_wait(0, deps=[warpgroup_mma(factor, d_output, d_value, is_async=True)])
 
     # --- dS, and what follows from it ---
@@ -87,8 +89,9 @@ def under_way(d_key, d_value, arrays, tiles, barriers, iteration, work, scale, p
     await_tile(barriers.d_output_full, iteration, variant.stages)
     d_weights = issue_side(values, d_output, variant)
     scores = warpgroup_mma_wait(1 if variant.pieces is None else 2, deps=[scores])
-    weights = weigh(scores, number_of(tiles.lse, iteration, variant), work.key_row, i, scale, work, variant)
-    factor = gl.convert_layout(weights.to(dtype), variant.factor)
+    lse = number_of(tiles.lse, iteration, variant)
+    plain, weights = weigh(scores, lse, work.key_row, i, scale, work, variant)
+    factor = gl.convert_layout(plain.to(dtype), variant.factor)
     d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
 
     # --- dS, and what follows from it ---
@@ -121,15 +124,17 @@ def consume(arrays, tiles, barriers, work, scale, padded, variant: gl.constexpr)
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
+@gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded", "sequences"])
 def fmha_backward(
-    Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, variant: gl.constexpr
+    Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, variant: gl.constexpr,
+    begins_q=None, begins_k=None, sequences=None,
 ):  # fmt: skip
     arrays = Arrays(Q, K, V, DO, Numbers, Sums, DK, DV)
     tiles = rooms(Q.dtype, variant)
     barriers = rings(variant)
     fence_async_shared()  # TMA sees the barriers
-    work = own_work(seq_len_q, seq_len_kv, heads, batches, variant)
+    packed = Packed(begins_q, begins_k, sequences) if variant.packed else None
+    work = own_work(seq_len_q, seq_len_kv, heads, batches, packed, variant)
 
     # --- who does what; the warps that compute are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers

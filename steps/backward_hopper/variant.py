@@ -14,6 +14,7 @@ from steps.backward_hopper.products import Exchange, Fence, Gradient, Keys
 from steps.core.tiles import Tile
 from steps.gluon.functions import compiled_as
 from steps.hopper.lib import Turns
+from steps.hopper.packed import AXES
 from steps.hopper.variant import pieces_of
 from tutorial_lib.problem import BYTES_PER_ELEMENT
 
@@ -38,7 +39,9 @@ class Variant:
     columns: int  # of them, those that tensors have; zeros fill up the others
     group_size: int
     causal: bool
-    window: int | None  # of ``Problem``
+    window: int | None  # of ``Problem``, as softcap
+    softcap: float | None
+    packed: bool  # sequences of different lengths stand behind each other
     ragged: bool  # the last tile of keys is not full
     unseen: bool  # kernels begin early, and there are blocks without an iteration: no query sees their keys
     warpgroups: int  # that compute for themselves, of WARPS / warpgroups warps each; 1: all warps do the same, as one
@@ -292,7 +295,13 @@ class Variant:
     @cached_property
     def shared(self) -> gl.NVMMASharedLayout:
         """Tiles of Q, K, V, dO, dK and dV in shared memory."""
-        return gl.NVMMASharedLayout(min(128, self.head_dim * BYTES_PER_ELEMENT), 8 * BYTES_PER_ELEMENT, rank=4)
+        swizzle = min(128, self.head_dim * BYTES_PER_ELEMENT)
+        return gl.NVMMASharedLayout(swizzle, 8 * BYTES_PER_ELEMENT, rank=len(self.outer) + 2)
+
+    @property
+    def outer(self) -> list[int]:
+        """How much of the axes in front of rows and columns is in a tile, as TMA knows a tensor."""
+        return [1] * ((AXES if self.packed else 4) - 2)
 
     @cached_property
     def shared_scores(self) -> gl.NVMMASharedLayout:

@@ -48,6 +48,7 @@ BLOCKWISE = object()  # in a step's place: ``tutorial_lib.blockwise``
 modes, transformed = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active  # of torch.func
 _must_repeat = torch._C._get_deterministic_algorithms  # whether the same call must give the same bits
 MOST_HEAD_DIM = 256  # of a kernel with gradients
+UNTIMED = {"softcap", "lengths"}  # of ``Problem.features``: those of Hopper's gradients that a record must have, too
 ASKED = (  # ``Asked``, as PyTorch writes it
     "bool causal=False, float? scale=None, int? window=None, int? right=None, float? softcap=None, "
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? sinks=None"
@@ -494,8 +495,12 @@ def with_gradients(problem: Problem, target: str) -> Training | None:
     return training(problem, target) if kernels else None
 
 
-def _best(problem: Problem, target: str, direction: str, repeats: bool):
-    among = (lambda step: step.deterministic) if repeats and direction == "backward" else None
+def _best(problem: Problem, target: str, direction: str, repeats: bool, but: str | None = None):
+    """As ``best``; but: of which backend no step is wanted."""
+
+    def among(step: Step) -> bool:
+        return step.backend != but and (step.deterministic or not repeats or direction != "backward")
+
     return best(problem, target, _recorded(direction), direction, among)
 
 
@@ -567,10 +572,14 @@ def _backward_of_more(problem: Problem, target: str, repeats: bool) -> Step | No
 
     Its own record decides; where there is none, any record of gradients on this architecture counts: by these
     ``steps.core.cost`` expects how long a step takes for the tiles that a window leaves to it. Sinks are no other
-    kernel. For a window on sm_90 that names one of Hopper's steps, but for a soft cap beside it, which cuTile's take.
+    kernel. For a window on sm_90 that names one of Hopper's steps. What a soft cap and packed sequences cost these no
+    record of others tells: without one that has them, too, cuTile's steps take them.
     """
     try:
         choice = _best(problem, target, "backward", repeats)
+        untold = {*problem.features}.difference(choice.record.the_problem().features)
+        if choice.step.backend == "hopper" and untold & UNTIMED:
+            choice = _best(problem, target, "backward", repeats, but="hopper")
     except ValueError:
         return None
     return choice.step if choice.step.backend != "torch" and choice.record.machine["arch"] == target else None

@@ -191,7 +191,10 @@ def _grouped_gradients() -> tuple[Problem, ...]:
 
 
 def _model_gradients() -> tuple[Problem, ...]:
-    """The same in the backward pass: few blocks, few kv heads, short sequences, and lengths that no tile divides."""
+    """The same in the backward pass: few blocks, few kv heads, short sequences, and lengths that no tile divides.
+
+    And soft caps of layers of Gemma 2 (arXiv 2408.00118), with its window and without; and packed sequences.
+    """
     shapes = [
         {"batch": 1, "heads": 8, "kv_heads": 1, "seq_len_q": 5126, "head_dim": 256, "causal": True},
         {"batch": 1, "heads": 8, "seq_len_q": 1024, "head_dim": 80},
@@ -204,7 +207,15 @@ def _model_gradients() -> tuple[Problem, ...]:
         {"batch": 2, "heads": 12, "seq_len_q": 1024, "head_dim": 64, "causal": True},
         {"batch": 8, "heads": 32, "kv_heads": 4, "seq_len_q": 2048, "head_dim": 128, "causal": True},
     ]
-    return tuple(Problem(**{"seq_len_kv": shape["seq_len_q"], "dtype": "bfloat16", **shape}) for shape in shapes)
+    capped = {"batch": 2, "seq_len_q": 8192, "causal": True, "softcap": 50.0}
+    shapes += [
+        {**capped, "heads": heads, "kv_heads": heads // 2, "head_dim": head_dim, "window": window}
+        for (heads, head_dim), window in product(((16, 256), (32, 128)), (None, 4096))
+    ]
+    shorter = tuple(length // 2 for length in RAGGED)
+    packed = Problem.packed(shorter, heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", causal=True)
+    found = (Problem(**{"seq_len_kv": shape["seq_len_q"], "dtype": "bfloat16", **shape}) for shape in shapes)
+    return *found, packed
 
 
 def _models() -> tuple[Problem, ...]:

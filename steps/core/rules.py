@@ -99,7 +99,12 @@ def narrow_window(problem: Problem) -> bool:
     return problem.window is not None and problem.window <= 256
 
 
-WHERE = {f.__name__: f for f in (few_blocks, two_tiles_of_keys, saves_a_tenth_of_rows, narrow_window)}
+def soft_cap(problem: Problem) -> bool:
+    """Whether scores have a soft cap."""
+    return problem.softcap is not None
+
+
+WHERE = {f.__name__: f for f in (few_blocks, two_tiles_of_keys, saves_a_tenth_of_rows, narrow_window, soft_cap)}
 
 
 def shared_kib(arch: str) -> int:

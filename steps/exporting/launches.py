@@ -257,9 +257,10 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
     variant = step.variant(problem)
     absent = {} if variant.counts else {"Counts": None, "counts": None}
     absent |= {} if variant.adds_keys else {"pieces": None}
+    absent |= {"begins_q": None, "sequences": None}  # packed sequences are refused
     kernels = {"kernel": step.entry(problem, arch), "prepare": (rows.prepare, {"variant": variant} | absent)}
     of_keys = ("KeySums", "ValueSums", "DK", "DV", "dk_strides", "dv_strides", "key_numbers")
-    absent = {} if variant.adds_keys else dict.fromkeys(of_keys)
+    absent = dict.fromkeys(("begins_q", "sequences", "begins_k", *(() if variant.adds_keys else of_keys)))
     kernels["scaled"] = (rows.scaled, {"variant": variant} | absent)
     cleared = "counts.numel(), key_pieces, cleared, counts" if variant.counts else "key_pieces, cleared"
     values = {

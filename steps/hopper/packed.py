@@ -97,22 +97,31 @@ def keys_of(batch, work, variant: gl.constexpr):
 
 
 @gluon.jit
-def find(number, work, variant: gl.constexpr):
-    """The task that a number means; its row is negative where it means none.
+def sequence_of(number, begins, count, rows: gl.constexpr):
+    """The sequence of a tile of so many rows, by the tile's number in its head.
 
-    In every head, sequence s has the numbers from begins[s] // tile + s on: as many as it has tiles, or one more, for
-    nothing. The last tile comes first, which is the longest under a causal mask.
+    Sequence s has the numbers from begins[s] // rows + s on: as many as it has tiles, or one more, for nothing.
     """
-    TILE_QUERY: gl.constexpr = variant.tile.query
-    within = number % work.tiles_a_head
     which = 0
-    behind = work.packed.count
+    behind = count
     while behind - which > 1:
         middle = (which + behind) // 2
-        if gl.load(work.packed.queries + middle) // TILE_QUERY + middle <= within:
+        if gl.load(begins + middle) // rows + middle <= number:
             which = middle
         else:
             behind = middle
+    return which
+
+
+@gluon.jit
+def find(number, work, variant: gl.constexpr):
+    """The task that a number means; its row is negative where it means none.
+
+    Of a sequence the last tile comes first, which is the longest under a causal mask.
+    """
+    TILE_QUERY: gl.constexpr = variant.tile.query
+    within = number % work.tiles_a_head
+    which = sequence_of(within, work.packed.queries, work.packed.count, TILE_QUERY)
     begin = gl.load(work.packed.queries + which)
     length = gl.load(work.packed.queries + which + 1) - begin
     begin_kv = gl.load(work.packed.keys + which)

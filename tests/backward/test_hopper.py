@@ -24,6 +24,7 @@ from steps.hopper.lib import IN_TURN
 from steps.writing.written import write_step
 from tests.checking import assert_right, faults
 from tests.distinct import core, distinct, named, some_of
+from tests.everyday.test_masks import packed
 from tests.selection import sampled
 from tests.shapes import problem
 from tutorial_lib import layouts
@@ -39,12 +40,13 @@ SHAPES = [
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=200, seq_len_kv=150, head_dim=256),
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=300, seq_len_kv=300, head_dim=64, causal=False),
     *(problem(batch=1, heads=2, kv_heads=1, seq_len_q=450, seq_len_kv=400, head_dim=d, window=100) for d in (64, 256)),
+    problem(batch=1, heads=2, kv_heads=1, seq_len_q=200, seq_len_kv=300, head_dim=64, softcap=2.0),
 ]
 
 
 def test_kernels_ask_what_the_problem_is_and_never_which_step_it_is():
     switches = {field.name for field in dataclasses.fields(Variant) if field.type in (bool, "bool")}
-    assert switches == {"causal", "ragged", "unseen"}
+    assert switches == {"causal", "ragged", "unseen", "packed"}
 
 
 @pytest.mark.parametrize("generation", [together, apart, spare], ids=lambda module: module.__name__.rpartition(".")[2])
@@ -214,6 +216,9 @@ MANY_BLOCKS = [
     problem(batch=1, heads=1, seq_len_q=500, seq_len_kv=700, head_dim=128),
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=130, seq_len_kv=200, head_dim=256),
 ]
+IN_SEQUENCES = [
+    packed((300, 1, 200, 400), (400, 3, 300, 100), heads=1, kv_heads=1, causal=causal) for causal in (True, False)
+]
 
 
 def bits(step, shape, seeds) -> Iterator[bytes]:
@@ -232,7 +237,7 @@ def bits(step, shape, seeds) -> Iterator[bytes]:
         *(("deterministic", shape) for shape in MANY_BLOCKS),
         *(("dq_writer_warp", shape) for shape in MANY_BLOCKS[:2]),
         *(("two_dq_writers", shape) for shape in MANY_BLOCKS),
-        *(("fast_deterministic", shape) for shape in MANY_BLOCKS[:2]),
+        *(("fast_deterministic", shape) for shape in (*MANY_BLOCKS[:2], *IN_SEQUENCES)),
     ],
     ids=str,
 )

@@ -21,6 +21,8 @@ from steps.reference.autograd import AutogradGradients
 from steps.reference.peers import peers_of
 from tests.checking import assert_right
 from tests.distinct import named
+from tests.everyday.test_masks import packed
+from tests.results.made_up import run_of
 from tests.shapes import problem
 from tutorial_lib.passes import BACKWARD, FORWARD
 from tutorial_lib.problem import Problem
@@ -44,6 +46,11 @@ SHAPES = [
     problem(head_dim=80, batch=1, heads=2, seq_len_q=200, seq_len_kv=130, window=100),
     problem(head_dim=32, batch=1, heads=1, seq_len_q=300, seq_len_kv=300, window=64),
     problem(head_dim=64, batch=1, heads=2, seq_len_q=200, seq_len_kv=200, window=2**31 - 1),
+    # soft caps: scores near the cap, and so large a cap that a tanh of few digits would show; masks that cut tiles
+    problem(head_dim=128, batch=1, heads=2, kv_heads=1, seq_len_q=150, seq_len_kv=270, softcap=0.5, scale=-0.2),
+    problem(head_dim=128, batch=1, heads=2, seq_len_q=130, seq_len_kv=200, causal=False, softcap=1e6),
+    problem(head_dim=256, batch=1, heads=2, seq_len_q=200, seq_len_kv=200, window=90, softcap=1e5, dtype="bfloat16"),
+    problem(head_dim=80, batch=1, heads=2, seq_len_q=1, seq_len_kv=150, softcap=3.0, sinks=True, causal=False),
 ]
 ASKED = [(step, SHAPES if step in BEST else [SHAPES[2], SHAPES[4], SHAPES[10]]) for step in TAKING]
 CASES = [(step, shape) for step, shapes in ASKED for shape in shapes if not step.unsupported(shape, "cpu")]
@@ -89,7 +96,7 @@ def test_steps_for_other_gpus_refuse_them_by_name():
     for name in ("formulas", "sdpa_gradients"):
         with pytest.raises(Unsupported, match="takes no sliding window"):
             get_step(name).gradients(q, k, v, o, lse, do, True, window=70)
-    for name in ("transposed_scores", "formulas", "sdpa_gradients"):
+    for name in ("formulas", "sdpa_gradients", "two_cta_backward"):
         with pytest.raises(Unsupported, match="takes no soft cap"):
             get_step(name).gradients(q, k, v, o, lse, do, True, softcap=5.0)
     with pytest.raises(ValueError, match="window must be"):
@@ -172,3 +179,21 @@ def test_a_window_spills_no_more_than_a_causal_mask(head_dim):
     step, causal = BEST[1], replace(GPT_OSS, head_dim=head_dim, window=None)
     masked, whole = (step.compile(shape) for shape in (replace(causal, window=128), causal))
     assert masked.spilled_bytes <= whole.spilled_bytes and masked.registers <= whole.registers
+
+
+CAPPED = replace(GPT_OSS, window=None, sinks=False, softcap=50.0)
+RAGGED = packed((4000, 1000), heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("shape", [CAPPED, RAGGED], ids=named)
+def test_a_record_without_a_feature_tells_nothing_of_what_it_costs_hoppers_kernels(shape, monkeypatch):
+    """Soft caps and packed sequences: cuTile's steps take them until a record with them says who is faster."""
+    times = {"sdpa_gradients": 4.0, "two_blocks": 2.0, "deferred_reduce_add": 1.0, "fast_deterministic": 1.5}
+    made = run_of(times, problem=shape).model_copy(update={"direction": "backward"})
+    known = front._recorded("backward")
+    for runs, backend in ((known, "cutile"), ((*known, made), "hopper")):
+        monkeypatch.setattr(front, "_recorded", lambda direction, runs=runs: runs)
+        for asked in (shape, replace(shape, sinks=True), replace(shape, head_dim=72)):
+            for repeats in (True, False):
+                step = front._backward_of_more.__wrapped__(asked, "sm_90", repeats)
+                assert step.backend == backend and (step.deterministic or not repeats)

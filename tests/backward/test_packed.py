@@ -13,14 +13,17 @@ from steps.core.gradients import tiles_visited
 from steps.core.step import Unsupported
 from steps.core.tiles import Tile
 from steps.reference.autograd import AutogradGradients
-from tests.checking import assert_right
-from tests.distinct import named
+from tests.checking import assert_right, faults
+from tests.distinct import named, some_of
 from tests.everyday.test_masks import packed
+from tests.shapes import always_apart
 from tutorial_lib import packing
 from tutorial_lib.passes import BACKWARD, FORWARD
 from tutorial_lib.reference import sdpa_masked
 
 LAST = get_step("two_blocks")
+HOPPERS = [get_step(name) for name in ("deferred_reduce_add", "fast_deterministic")]
+BEST = [LAST, *HOPPERS]
 SHAPES = [
     packed((100, 3, 277, 1, 128)),
     packed((100, 3, 70), (20, 130, 80), head_dim=128, dtype="bfloat16"),
@@ -28,13 +31,16 @@ SHAPES = [
     packed((100, 3, 277), window=70, softcap=9.0, sinks=True),
     packed((1, 1, 1, 1), head_dim=256, sinks=True),
     packed((64,), kv_heads=4),
+    packed((130, 1, 300), (1, 270, 300), head_dim=256, kv_heads=1, dtype="bfloat16", softcap=2.0),
+    packed((64, 192, 65), (400, 3, 128), head_dim=80, kv_heads=4, causal=False),
 ]
 TAKING = [step for step in GRADIENTS if "lengths" in step.takes and not step.unsupported(SHAPES[0], "cpu")]
 
 
+@pytest.mark.parametrize("step", BEST, ids=named)
 @pytest.mark.parametrize("shape", SHAPES, ids=named)
-def test_a_step_is_right(shape):
-    assert_right(LAST, shape)
+def test_a_step_is_right(step, shape):
+    assert_right(step, shape)
 
 
 @pytest.mark.parametrize("step", TAKING, ids=named)
@@ -42,32 +48,66 @@ def test_so_are_the_steps_before(step):
     assert_right(step, SHAPES[3])
 
 
-def test_a_step_that_adds_to_dq_refuses_them_and_so_do_those_for_hopper():
-    assert {step.name for step in TAKING} == {"two_kernels", "longest_first", "two_blocks"}
+def test_a_step_in_cutile_that_adds_to_dq_refuses_them():
+    names = {step.name for step in TAKING if step.backend == "cutile"}
+    assert names == {"two_kernels", "longest_first", "two_blocks"}
     inputs = BACKWARD.inputs(SHAPES[0], 1)
     for name, told in (
         ("relaxed_atomics", "where dQ has a kernel of its own"),
-        ("newest_first", "takes no packed sequences"),
+        ("two_cta_backward", "takes no packed sequences"),
     ):
         with pytest.raises(Unsupported, match=told):
             BACKWARD.call(get_step(name), SHAPES[0], inputs)
 
 
-def test_a_launch_serves_other_lengths():
-    step = replace(LAST)
+@pytest.mark.parametrize("step", BEST, ids=named)
+def test_a_launch_serves_other_lengths(step):
+    step = replace(step)
     for lengths in ((100, 3, 77), (1, 178, 1), (60, 60, 60)):
         assert_right(step, packed(lengths))
     assert len(step.launches) == 1
 
 
-def test_a_sequence_knows_nothing_of_its_neighbours():
-    shape = packed((100, 30, 77))
+@pytest.mark.parametrize("lengths", [(0, 100, 0, 80), (180, 0, 0, 0), (0, 0, 0, 180)], ids=str)
+@pytest.mark.parametrize("step", HOPPERS, ids=named)
+def test_lengths_that_nobody_checked_may_be_zero(step, lengths):
+    """As a GPU reads them: of the first call of a kind alone they are checked."""
+    shape, there = packed((45,) * 4, sinks=True), packed(tuple(filter(None, lengths)), sinks=True)
+    q, k, v, o, lse, do, *_, sinks = inputs = BACKWARD.inputs(there, secrets.randbits(32))
+    given = *map(packing.as_batch, (q, k, v, o)), lse[None], packing.as_batch(do)
+    made = *(torch.full_like(x, float("nan")) for x in (q, k, v)), torch.full_like(sinks, float("nan"))
+    out = *map(packing.as_batch, made[:3]), made[3]
+    launch = replace(step).make_ready(shape, (*given, sinks), out)
+    launch(*given, out, sinks, *(packing.cu_seqlens(lengths),) * 2)
+    for mine, true in zip(made, BACKWARD.reference(there, inputs), strict=True):
+        assert (mine.double() - true).abs().max() < 0.02 * true.abs().max()
+
+
+@pytest.mark.parametrize("step", BEST, ids=named)
+def test_a_sequence_knows_nothing_of_its_neighbours(step):
+    shape = packed((100, 30, 77), kv_heads=4)
     inputs = BACKWARD.inputs(shape, secrets.randbits(32))
-    right = BACKWARD.call(LAST, shape, inputs)
+    right = BACKWARD.call(step, shape, inputs)
     for x in (*inputs[:4], inputs[5]):
         x[100:130] = float("nan")
-    for x, y in zip(BACKWARD.call(LAST, shape, inputs), right, strict=True):
+    for x, y in zip(BACKWARD.call(step, shape, inputs), right, strict=True):
         assert torch.equal(x[:100], y[:100]) and torch.equal(x[130:], y[130:]) and x[100:130].isnan().all()
+
+
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2]], ids=named)
+def test_query_heads_of_packed_sequences_have_blocks_of_their_own_where_that_pays(shape, monkeypatch):
+    """And add to dK and dV of their own sequence."""
+    always_apart(monkeypatch)
+    step = replace(HOPPERS[0])
+    assert step.variant(shape).sharing == shape.group_size
+    assert_right(step, shape)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3], SHAPES[6]], ids=named)
+@pytest.mark.parametrize("step", HOPPERS, ids=named)
+def test_no_schedule_brings_a_mistake_to_light(step, shape, pytestconfig):
+    for seed in some_of((None, *range(1, 8)), 2, pytestconfig):
+        assert not faults(step, shape, seed)
 
 
 def test_what_is_wrong_is_named():

@@ -32,7 +32,7 @@ from tests.selection import sampled
 from tests.shapes import few_at_once, problem
 from tutorial_lib import accuracy, interpreter
 from tutorial_lib.passes import pass_of
-from tutorial_lib.problem import FP8
+from tutorial_lib.problem import FP8, Problem
 from tutorial_lib.simulator.machine import MACHINES
 from tutorial_lib.simulator.run import simulate
 
@@ -193,9 +193,17 @@ def test_a_program_says_that_it_leaves_spare_warps_out_where_warpgroups_have_rol
     assert_alike(step, asked, launches)
 
 
+@pytest.mark.parametrize("changes", [{"window": 70}, {"softcap": 3.0}], ids=str)
 @pytest.mark.parametrize("name", ["deferred_reduce_add", "fast_deterministic"])
-def test_so_it_does_for_gradients_under_a_window(name, launches):
-    assert_alike(get_step(name), case(get_step(name), causal=True, window=70, kv_heads=2), launches)
+def test_so_it_does_for_gradients_under_a_window_or_a_soft_cap(name, changes, launches):
+    assert_alike(get_step(name), case(get_step(name), causal=True, kv_heads=2, **changes), launches)
+
+
+@pytest.mark.parametrize("name", ["deferred_reduce_add", "two_blocks"])
+def test_gradients_of_packed_sequences_are_refused(name):
+    asked = Problem.packed((100, 30), heads=2, head_dim=64, causal=True)
+    with pytest.raises(Unsupported, match=f"{name} cannot be exported with packed sequences"):
+        standalone(get_step(name), asked)
 
 
 @sampled(core=lambda step: step.name == "wgmma")

@@ -120,7 +120,10 @@ def test_gradients_under_masks_are_measured():
     assert not any(get_step("deferred_reduce_add").unsupported(each, "sm_90") for each in found)
     found = problems("--grid", "packed")
     assert found == list(GRIDS["packed"].problems)
-    assert not any(get_step("two_blocks").unsupported(each, "sm_90") for each in found)
+    found += problems("--grid", "gradients_models")
+    assert {each.features for each in found} == {(), ("softcap",), ("window", "softcap"), ("lengths",)}
+    for name in ("two_blocks", "deferred_reduce_add"):
+        assert not any(get_step(name).unsupported(each, "sm_90") for each in found)
     with pytest.raises(BadRequest, match="--grid: latent is for attention, and not for its gradients"):
         problems("--grid", "latent")
 

@@ -81,6 +81,10 @@ def cases() -> list:
         problem = dataclasses.replace(standard(head_dim=64, causal=True), kv_heads=kv_heads, window=128)
         rule = rule_for("hopper", problem, "sm_90")
         found.append(pytest.param(rule, problem, "sm_90", id=f"hopper-{rule.name}-sm_90-64-causal-{kv_heads}"))
+    for causal in (True, False):
+        problem = dataclasses.replace(standard(head_dim=64, causal=causal), softcap=50.0)
+        rule = rule_for("hopper_apart", problem, "sm_90")
+        found.append(pytest.param(rule, problem, "sm_90", id=f"hopper_apart-{rule.name}-sm_90-64{'-causal' * causal}"))
     return found
 
 
@@ -98,6 +102,7 @@ def cases() -> list:
         ("two_tiles_of_keys", {"heads": 67, "seq_len_kv": 129}, [{"seq_len_kv": 128}]),
         ("saves_a_tenth_of_rows", {"seq_len_q": 448}, [{"seq_len_q": 384}, {"seq_len_q": 449}, {"seq_len_q": 512}]),
         ("narrow_window", {"causal": True, "window": 256}, [{"window": 257}, {"window": None}]),
+        ("soft_cap", {"softcap": 50.0}, [{"softcap": None}]),
         ("saves_a_tenth_of_rows", {"seq_len_q": 513}, [{"seq_len_q": 577}, {"seq_len_q": 641}, {"seq_len_q": 1024}]),
     ],
 )

@@ -10,6 +10,8 @@ from steps import get_step
 from steps.reference.peers import PEERS
 from tests.backward.test_masks import BEST, TAKING
 from tests.backward.test_masks import SHAPES as GRADIENTS
+from tests.backward.test_packed import BEST as OF_PACKED
+from tests.backward.test_packed import SHAPES as PACKED_GRADIENTS
 from tests.checking import asked, assert_right
 from tests.everyday.test_masks import CAPS, MASKED, PACKED, WINDOWS, packed, takers
 from tutorial_lib import packing
@@ -110,6 +112,20 @@ def test_gradients_under_a_mask_are_right_on_the_gpu(shape, step):
     if step not in BEST and shape not in (GRADIENTS[2], GRADIENTS[4]):
         pytest.skip("the best steps are asked for all")
     assert_right(step, shape, "cuda")
+
+
+@pytest.mark.parametrize("step", OF_PACKED, ids=lambda step: step.name)
+@pytest.mark.parametrize("shape", [*PACKED_GRADIENTS, *LARGE[4:6]], ids=lambda p: p.slug)
+def test_gradients_of_packed_sequences_are_right_on_the_gpu(shape, step):
+    assert_right(step, shape, "cuda")
+
+
+@pytest.mark.parametrize("step", OF_PACKED, ids=lambda step: step.name)
+def test_a_launch_for_their_gradients_serves_other_lengths_on_the_gpu(step):
+    step = replace(step)
+    for lengths in ((1000, 3, 77), (1, 1078, 1), (360, 360, 360)):
+        assert_right(step, packed(lengths, head_dim=128), "cuda")
+    assert len(step.launches) == 1
 
 
 @pytest.mark.parametrize("name", ["varlen", "hopper_varlen"])
