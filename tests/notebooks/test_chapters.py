@@ -66,8 +66,8 @@ def no_chapter(step):
     """What a step needs that no chapter tells of."""
     return (
         f"step {step.label} needs a chapter, notebooks/source/{step.number:03}_{step.name}.md, or its number in the "
-        f"heading of another, such as 'Steps 7 and {step.number}: ...'; then run `python -m tutorial_lib.notebooks` with "
-        "the chapter's name, and `python -m steps.chapters`"
+        f"heading of another, such as 'Steps 7 and {step.number}: ...'; then run `python -m tutorial_lib.notebooks` "
+        "with the chapter's name, and `python -m steps.chapters`"
     )
 
 
