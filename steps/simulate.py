@@ -73,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     seeds = [options.seed] if options.seed is not None else [None, *range(1, options.schedules)]
     inputs = secrets.randbits(32) if options.inputs is None else options.inputs
-    return simulate(console, step, problem, seeds, inputs, options.timeline)
+    name = Path(options.step).name if options.step.endswith(".py") else "kernel"
+    return simulate(console, step, problem, seeds, inputs, options.timeline, name)
 
 
 def asked(options: argparse.Namespace):
@@ -106,12 +107,13 @@ def asked(options: argparse.Namespace):
 
 def _load(step) -> None:
     """A file's module, once, so that what is wrong with it is told before anything runs."""
-    from steps.writing.written import kernel_in
+    from steps.writing.written import kernel_in, plainly
 
     try:
         kernel_in(step.text)
     except Exception as error:
-        raise BadRequest(f"{step.title}: {type(error).__name__}: {error}") from None
+        told = plainly(f"{type(error).__name__}: {error}", step.title)
+        raise BadRequest(f"{step.title}: {told}") from None
 
 
 def _problem(options: argparse.Namespace, step):
@@ -205,8 +207,12 @@ class Examination:
         return [*found, *wrong], longest, accuracy
 
 
-def simulate(console, step, problem, seeds: Sequence[int | None], inputs: int, timeline: Path | None) -> int:
-    """Run under every schedule until something is found, and tell. inputs: the seed of the inputs."""
+def simulate(
+    console, step, problem, seeds: Sequence[int | None], inputs: int, timeline: Path | None, name: str = "kernel"
+) -> int:
+    """Run under every schedule until something is found, and tell. inputs: their seed. name: of a written kernel."""
+    from steps.writing.written import plainly
+
     examination = Examination(step, problem, inputs)
     console.print(f"Step {step.label} ({step.title}), simulated: {problem.describe()}.", style="bold", soft_wrap=True)
     began, first = time.perf_counter(), None
@@ -215,7 +221,7 @@ def simulate(console, step, problem, seeds: Sequence[int | None], inputs: int, t
         first = first or made
         if wrong:
             for line in wrong:
-                console.print(line, soft_wrap=True, markup=False)
+                console.print(plainly(line, name), soft_wrap=True, markup=False)
             whose = "of the model" if seed is None else f"of seed {seed}"
             console.print(
                 f"Found with the latencies {whose}; nothing more was run. --inputs {inputs} has these inputs again."

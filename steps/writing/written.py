@@ -106,9 +106,9 @@ def kernel_in(text: str):
     return getattr(module_in(text), re.findall(r"^def (\w+)", text, re.MULTILINE)[-1])
 
 
-def plainly(told: str) -> str:
-    """What was said of a written kernel; the file that it was kept in has a name that says nothing."""
-    return re.sub(r"written_[0-9a-f]{16}[.]py", "kernel", told)
+def plainly(told: str, name: str = "kernel") -> str:
+    """What was said of a written kernel, with ``name`` for the file that it was kept in, whose own says nothing."""
+    return re.sub(r"written_[0-9a-f]{16}[.]py", name, told)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -347,7 +347,9 @@ def test_a_mistake_in_a_files_python_is_told_with_its_line(capsys, tmp_path):
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("head, batch, i = head %", "head, batch, i = haed %"), encoding="utf-8")
     assert main([str(path)]) == 1
-    assert re.search(r"refused: NameError: name 'haed' is not defined, at .*:\d+ \w+ `", capsys.readouterr().out)
+    line = path.read_text(encoding="utf-8").split("haed")[0].count("\n") + 1
+    told = capsys.readouterr().out
+    assert re.search(rf"refused: NameError: name 'haed' is not defined, at mine\.py:{line} \w+ `", told)
     path.write_text(text.replace("STAGES = gl.", "STAGES = lg."), encoding="utf-8")
     assert main([str(path)]) == 2
     assert capsys.readouterr().err == "steps.simulate: mine.py: NameError: name 'lg' is not defined\n"
