@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from steps.core.step import Step
 
 DEFAULT = "sm_90"  # of all steps together
+WARP, WAVE = 32, 64  # threads
 PACKAGES = ("cuda-tile", "nvidia-cuda-tileiras", "triton")  # whose versions decide what a kernel becomes
 
 
@@ -56,7 +57,8 @@ def make_parser() -> argparse.ArgumentParser:
 class Examined:
     """What the compiler made of a step for each architecture, and of the step that it is compared with.
 
-    compiled: architecture -> (the step's, the other's or None), or why there is nothing.
+    compiled: architecture -> (the step's, the other's or None), or why there is nothing. launches: architecture -> how
+    the step is launched there.
     """
 
     label: str
@@ -65,6 +67,7 @@ class Examined:
     problem: Problem
     direction: str
     compiled: dict[str, tuple[Compiled, Compiled | None] | str]
+    launches: dict[str, str]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -75,6 +78,8 @@ def run(options: argparse.Namespace) -> int:
             raise BadRequest(f"argument --arch: must be all or some of {', '.join(known)}, got {arch!r}")
     if options.step == "all" and (options.against or options.text):
         raise BadRequest("arguments --against and --text: go with a single step, not with all")
+    if options.against and options.text:
+        raise BadRequest("argument --against: goes without --text, which shows the code of one step")
     if options.output and options.step != "all":
         raise BadRequest("argument --output: goes with the step all")
     if options.output:
@@ -95,6 +100,7 @@ def run(options: argparse.Namespace) -> int:
             show_text(found[0], options.text)
         else:
             show(console, examined, *found)
+            console.print(examined.launches[arch], soft_wrap=True, markup=False)
     return 2 if failed else 0
 
 
@@ -137,17 +143,41 @@ def examine(options: argparse.Namespace, architectures: Sequence[str]) -> Examin
     except ValueError as error:
         raise BadRequest(str(error)) from None
     [step], other, problem = asked(options, architectures)
-    compiled = {}
+    compiled, launches = {}, {}
     for arch in architectures:
         try:
             compiled[arch] = step.compile(problem, arch), other.compile(problem, arch) if other else None
+            launches[arch] = launch_of(step, problem, arch, compiled[arch][0])
         except (CompilerError, Unsupported) as error:
             compiled[arch] = str(error)
-    examined = Examined(step.label, step.change, other and other.label, problem, step.direction, compiled)
+    examined = Examined(step.label, step.change, other and other.label, problem, step.direction, compiled, launches)
     if not any(isinstance(found, str) for found in compiled.values()):
         found = {arch: [c and c.fields() for c in pair] for arch, pair in compiled.items()}
         keep(identity(options), vars(examined) | {"problem": asdict(problem), "compiled": found})
     return examined
+
+
+def launch_of(step, problem: Problem, arch: str, compiled: Compiled) -> str:
+    """A line: launch rule, tile, warps, stages and blocks; and which warps get how many registers by setmaxnreg."""
+    _, constants = getattr(step, "base", step).entry(problem, arch)
+    variant, warp = constants.get("variant"), WAVE if arch in AMD_ARCHITECTURES else WARP
+    told = [f"rule {', '.join(step.choices(problem, arch))}"]
+    if tile := getattr(variant, "tile", None):
+        told.append(f"tile of {tile.query} queries and {tile.key} keys")
+    told.append(f"{compiled.threads // warp} warps")
+    if stages := getattr(variant, "stages", None):
+        told.append(f"{stages} stages of keys and values")
+    told += [f"{compiled.blocks:,} blocks"] if compiled.blocks else []
+    line = f"Launch: {', '.join(told)}."
+    budgets = getattr(variant, "budgets", ())
+    if budgets and "setmaxnreg" in (compiled.ptx or ""):
+        first, given = variant.warps, []
+        for warps, registers in zip(variant.workers, budgets):
+            given.append(f"{registers} to warp {first}" + (f" to {first + warps - 1}" if warps > 1 else ""))
+            first += warps
+        line += " Registers are those of a thread at launch: setmaxnreg then gives "
+        line += f"{', '.join(given)}, and what is left to warp 0 to {variant.warps - 1}."
+    return line
 
 
 def remembered(options: argparse.Namespace) -> Examined | None:

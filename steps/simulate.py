@@ -1,10 +1,12 @@
 """A step on the simulator: ``python -m steps.simulate producer --without "wait(barriers.value_empty"``.
 
 Runs a Gluon or Hopper kernel on the CPU, says whether its result is right, and looks for races, missing fences and
-deadlocks, under as many random latencies as ``--schedules`` asks for. ``--without`` takes one synchronisation out of
-the kernel first, to see what is said; a file that ``steps.show`` wrote, edited or not, can stand for a step. What it
-draws and counts is simulated: it explains what waits for what, and not how fast the kernel is. Exit status: 0 nothing
-is wrong; 1 something was found; 2 the request makes no sense; 130 interrupted.
+deadlocks, under as many random latencies as ``--schedules`` asks for. Where nothing else is asked for, the kernel is
+that of the step's own problem, or of the one that a file was written for, on the shortest lengths that have it; where
+these would take long, it says which options ask for them. ``--without`` takes one synchronisation out of the kernel
+first, to see what is said; a file that ``steps.show`` wrote, edited or not, can stand for a step. What it draws and
+counts is simulated: it explains what waits for what, and not how fast the kernel is. Exit status: 0 nothing is wrong; 1
+something was found; 2 the request makes no sense; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -24,25 +26,27 @@ from tutorial_lib.command import (
     parser_of,
     whole_number,
 )
-from tutorial_lib.problem import FP8, SHORT_DTYPES
+from tutorial_lib.problem import SHORT_DTYPES
 
 SIMULATED = ("gluon", "hopper", "blackwell", "triton", "cdna")  # kernels in Gluon, and one in Triton
-RAGGED, EVEN = 300, 512  # lengths, of tiles that are not all full, and of full ones
+LARGEST_TILE = 256  # queries or keys: two lengths with the same rest leave tiles full, or not, alike
+QUICK = 2 * 4096**2  # scores: with more a kernel is simulated where they are asked for
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = parser_of("steps.simulate", __doc__)
     parser.add_argument("step", help="number or name of a step, or a file that steps.show wrote")
     number = {"type": whole_number, "metavar": "N"}
-    length = f"query length ({RAGGED}; {EVEN} for a file whose kernel wants full tiles)"
     parser.add_argument("--batch", default=1, help="(1)", **number)
-    parser.add_argument("--heads", default=2, help="query heads (2)", **number)
-    parser.add_argument("--kv-heads", help="key and value heads (as many)", **number)
+    heads = "query heads (as many for each of --kv-heads as in the step's own problem)"
+    parser.add_argument("--heads", help=heads, **number)
+    parser.add_argument("--kv-heads", help="key and value heads (2, or as follows from --heads)", **number)
+    length = "query length (the shortest with the kernel of the step's own problem)"
     parser.add_argument("--seq-len", help=length, **number)
     parser.add_argument("--seq-len-kv", help="key and value length (as --seq-len)", **number)
-    parser.add_argument("--head-dim", default=128, help="(128; a file has its own, dtype, mask, heads)", **number)
-    parser.add_argument("--dtype", choices=tuple(SHORT_DTYPES), help=f"(float16; of steps in fp8 {FP8})")
-    parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
+    parser.add_argument("--head-dim", help="(as the step's own problem, as all below)", **number)
+    parser.add_argument("--dtype", choices=tuple(SHORT_DTYPES))
+    parser.add_argument("--causal", action=argparse.BooleanOptionalAction, help="causal mask")
     parser.add_argument("--window", help="sliding window: a query sees itself and the N - 1 keys before it", **number)
     parser.add_argument("--without", metavar="TEXT", help="take out the one synchronisation that holds this text")
     parser.add_argument("--sites", action="store_true", help="list the synchronisations of the kernel, and stop")
@@ -58,6 +62,8 @@ def run(options: argparse.Namespace) -> int:
         check_file("--timeline", options.timeline, ".png")
     console = make_console()
     step, problem = asked(options)
+    if told := another_kernel(options.step, problem):
+        console.print(told, soft_wrap=True, markup=False)
     if options.sites:
         from tutorial_lib.simulator.breaking import broken
 
@@ -67,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     seeds = [options.seed] if options.seed is not None else [None, *range(1, options.schedules)]
     inputs = secrets.randbits(32) if options.inputs is None else options.inputs
-    return simulate(console, step, problem, seeds, inputs, options.timeline)
+    name = Path(options.step).name if options.step.endswith(".py") else "kernel"
+    return simulate(console, step, problem, seeds, inputs, options.timeline, name)
 
 
 def asked(options: argparse.Namespace):
@@ -100,33 +107,74 @@ def asked(options: argparse.Namespace):
 
 def _load(step) -> None:
     """A file's module, once, so that what is wrong with it is told before anything runs."""
-    from steps.writing.written import kernel_in
+    from steps.writing.written import kernel_in, plainly
 
     try:
         kernel_in(step.text)
     except Exception as error:
-        raise BadRequest(f"{step.title}: {type(error).__name__}: {error}") from None
+        told = plainly(f"{type(error).__name__}: {error}", step.title)
+        raise BadRequest(f"{step.title}: {told}") from None
 
 
 def _problem(options: argparse.Namespace, step):
-    """What was asked for; a file's kernel is for tensors of one kind, and of these it gets some."""
-    from steps.core.problems import unnamed
+    """What was asked for, and the rest as in the step's own problem: the shortest that has its kernel and is quick."""
+    from dataclasses import replace
+
+    from steps.core.problems import lengths_of, smaller
     from steps.writing.written import WrittenStep
-    from tutorial_lib.problem import Problem
 
-    def of(length: int) -> Problem:
-        queries = options.seq_len or length
-        return Problem(batch=options.batch, seq_len_q=queries, seq_len_kv=options.seq_len_kv or queries, **kind)
+    own = step.written_for if isinstance(step, WrittenStep) else step.default_problem
+    named = {name: getattr(options, name) for name in ("head_dim", "dtype", "causal", "window")}
+    kind = replace(own, **{name: value for name, value in named.items() if value is not None})
 
-    if not isinstance(step, WrittenStep):
-        kind = {name: getattr(options, name) for name in ("heads", "kv_heads", "head_dim", "dtype", "causal", "window")}
-        kind |= unnamed(step)
-        kind["dtype"] = options.dtype or (FP8 if "fp8" in step.takes else "float16")
-        return of(RAGGED)
-    its = step.written_for
-    kind = {name: getattr(its, name) for name in ("head_dim", "dtype", "causal", "window", "softcap", "sinks")}
-    kind |= {"heads": 2 * its.group_size, "kv_heads": 2}
-    return of(EVEN if step.unsupported(of(RAGGED), "cpu") else RAGGED)
+    def of(small):
+        kv_heads = options.kv_heads or max(1, (options.heads or small.heads) // own.group_size)
+        queries = options.seq_len or small.seq_len_q
+        keys = options.seq_len_kv or options.seq_len or small.seq_len_kv
+        heads = {"heads": options.heads or kv_heads * own.group_size, "kv_heads": kv_heads}
+        return replace(kind, batch=options.batch, **heads, **lengths_of(own, queries, keys))
+
+    small = smaller(own)
+    quick = [of(one) for one in small if one.heads * one.seq_len_q * one.seq_len_kv <= QUICK]
+    return next((problem for problem in quick if _has_own_kernel(step, problem)), of(small[0]))
+
+
+def _has_own_kernel(step, problem) -> bool:
+    """Whether ``problem`` has the kernel of the step's own problem, but for tiles that are full or not.
+
+    A file's is for one of both.
+    """
+    from dataclasses import replace
+
+    from steps.core.problems import lengths_of
+    from steps.writing.written import WrittenStep
+
+    if step.unsupported(problem, "cpu"):
+        return False
+    if isinstance(step, WrittenStep):
+        return True
+    own = step.default_problem
+    pairs = ((own.seq_len_q, problem.seq_len_q), (own.seq_len_kv, problem.seq_len_kv))
+    as_full = replace(own, **lengths_of(own, *(length + asked % LARGEST_TILE for length, asked in pairs)))
+    return step.entry(problem, step.made_for) == step.entry(as_full, step.made_for)
+
+
+def another_kernel(name: str, problem) -> str | None:
+    """Says so where ``problem`` differs from the step's own in size alone, and has another kernel nevertheless.
+
+    A file refuses what its kernel is not for.
+    """
+    from steps import get_step
+    from steps.core.problems import alike, as_options, smaller
+
+    if name.endswith(".py"):
+        return None
+    step = get_step(name)
+    own = step.default_problem
+    if not alike(own, problem) or _has_own_kernel(step, problem):
+        return None
+    found = next((small for small in smaller(own) if _has_own_kernel(step, small)), own)
+    return f"Not the kernel of the step's own problem, {own.describe()}: {as_options(found, problem)} has that."
 
 
 class Examination:
@@ -159,8 +207,12 @@ class Examination:
         return [*found, *wrong], longest, accuracy
 
 
-def simulate(console, step, problem, seeds: Sequence[int | None], inputs: int, timeline: Path | None) -> int:
-    """Run under every schedule until something is found, and tell. inputs: the seed of the inputs."""
+def simulate(
+    console, step, problem, seeds: Sequence[int | None], inputs: int, timeline: Path | None, name: str = "kernel"
+) -> int:
+    """Run under every schedule until something is found, and tell. inputs: their seed. name: of a written kernel."""
+    from steps.writing.written import plainly
+
     examination = Examination(step, problem, inputs)
     console.print(f"Step {step.label} ({step.title}), simulated: {problem.describe()}.", style="bold", soft_wrap=True)
     began, first = time.perf_counter(), None
@@ -169,7 +221,7 @@ def simulate(console, step, problem, seeds: Sequence[int | None], inputs: int, t
         first = first or made
         if wrong:
             for line in wrong:
-                console.print(line, soft_wrap=True, markup=False)
+                console.print(plainly(line, name), soft_wrap=True, markup=False)
             whose = "of the model" if seed is None else f"of seed {seed}"
             console.print(
                 f"Found with the latencies {whose}; nothing more was run. --inputs {inputs} has these inputs again."

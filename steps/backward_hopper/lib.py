@@ -234,7 +234,7 @@ def room_for_weights(variant: gl.constexpr):
 
 
 class Work(NamedTuple):
-    """A block's keys. first: its first tile of queries; a_head: how many it has of a head; cut: those below need a mask.
+    """A block's keys. first: its first tile of queries; a_head: how many of a head; cut: those below need a mask.
 
     Where query heads have blocks of their own, head is such a head; else it is that of the keys. Of packed sequences,
     sequence: that which the keys are of; rows, key_rows: where its queries and its keys begin in scratch memory, in

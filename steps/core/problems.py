@@ -28,6 +28,43 @@ def unnamed(step) -> dict:
     return {name: getattr(step.default_problem, name) for name in ("softcap", "sinks")}
 
 
+SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_kv", "lengths", "lengths_kv")
+LENGTHS = (300, 512, 2048)  # tiles that are not all full, full ones, and enough of them for what is for long sequences
+
+
+def alike(one: Problem, other: Problem) -> bool:
+    """Whether two problems differ in ``SIZES`` at most."""
+    return replace(one, **{name: getattr(other, name) for name in SIZES}) == other
+
+
+def smaller(problem: Problem) -> list[Problem]:
+    """Problems like this one, of one sequence or two packed ones: with few heads before many, short before long.
+
+    Each has as many query heads for a key/value head. Lengths are those of ``LENGTHS`` that a window is shorter than,
+    and those of the problem.
+    """
+    lengths = [(n, n) for n in LENGTHS if n > (problem.window or 0)] + [(problem.seq_len_q, problem.seq_len_kv)]
+    return [
+        replace(problem, batch=1, heads=heads * problem.group_size, kv_heads=heads, **lengths_of(problem, *pair))
+        for heads in (2, 4, 8, 16, 32, 64, 128)
+        for pair in lengths
+    ]
+
+
+def lengths_of(problem: Problem, queries: int, keys: int) -> dict[str, object]:
+    """The fields that give ``problem`` other lengths; where sequences are packed, there are two."""
+    packed = [(n - n // 3, n // 3) if problem.lengths else None for n in (queries, keys)]
+    return dict(zip(("seq_len_q", "seq_len_kv", "lengths", "lengths_kv"), (queries, keys, *packed)))
+
+
+def as_options(problem: Problem, asked: Problem) -> str:
+    """The options of commands that ask for ``problem``: its heads, where ``asked`` has others, and its lengths."""
+    heads = [f"--heads {problem.heads}"] if problem.heads != asked.heads else []
+    heads += [f"--kv-heads {problem.kv_heads}"] if problem.group_size > 1 and problem.kv_heads != asked.kv_heads else []
+    keys = [f"--seq-len-kv {problem.seq_len_kv}"] if problem.seq_len_kv != problem.seq_len_q else []
+    return " ".join([*heads, f"--seq-len {problem.seq_len_q}", *keys])
+
+
 HEADLINE = standard(causal=True)
 FULL = standard()
 

@@ -4,6 +4,9 @@ At the end of a tile of queries a group has two products left to begin: the last
 first QK product for the next. In ``steps.hopper.epilogue_overlap`` it begins the PV product first, and the QK product
 behind it. It waits for the PV product, stores the output, and turns to the scores after that. Here the QK product is
 begun first, and the maxima of its scores are taken under the PV product, as in the loop.
+
+It runs from 2,048 queries on (step next_softmax_first). ``tests/hopper/test_ahead.py`` has so many; most
+tests have not.
 """
 
 from __future__ import annotations

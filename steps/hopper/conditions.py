@@ -15,8 +15,10 @@ STAGES = 2  # tiles of keys, and of values, that shared memory holds
 
 
 def launched(problem: Problem) -> Tile:
-    """The tile of the launch rule."""
-    return rule_for("hopper", problem, DEFAULT_ARCH).choice.tile
+    """The tile of the launch rule; raises ValueError where there is none."""
+    if rule := rule_for("hopper", problem, DEFAULT_ARCH):
+        return rule.choice.tile
+    raise ValueError(f"no launch rule of Hopper's kernels takes {problem.describe()}")
 
 
 def next_queries_fit(problem: Problem) -> bool:

@@ -320,7 +320,8 @@ def _qualify(
     try:
         progress.doing(f"checking {step.label}")
         runs = settings.device == "cuda" or step.runs_on_cpu
-        if runs and settings.device == "cpu" and (reason := step.too_long_on_cpu(problem)):
+        on_cpu = settings.device == "cpu"
+        if on_cpu and runs and not step.unsupported(problem, "cpu") and (reason := step.too_long_on_cpu(problem)):
             runs = False
             notes.append(f"{step.label} was compiled and not run: {reason}.")
         if reason := call("missing", step) if runs else step.unsupported(problem, arch):

@@ -23,6 +23,7 @@ from steps.core.fused import FusedStep
 from steps.core.gradients import GradientStep
 from steps.core.ladder import ROOT, get_step
 from steps.core.paged import PagedStep
+from steps.core.problems import alike, as_options, smaller
 from steps.core.quantized import QuantizedStep
 from steps.core.step import DEFAULT_ARCH, Step, Unsupported
 from steps.writing.flat import flatten
@@ -124,9 +125,9 @@ def kernel_in(text: str):
     return getattr(module_in(text), re.findall(r"^def (\w+)", text, re.MULTILINE)[-1])
 
 
-def plainly(told: str) -> str:
-    """What was said of a written kernel; the file that it was kept in has a name that says nothing."""
-    return re.sub(r"written_[0-9a-f]{16}[.]py", "kernel", told)
+def plainly(told: str, name: str = "kernel") -> str:
+    """What was said of a written kernel, with ``name`` for the file that it was kept in, whose own says nothing."""
+    return re.sub(r"written_[0-9a-f]{16}[.]py", name, told)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +168,13 @@ class WrittenStep(Step):
             return f"written out for {self.arch}, not for {target}"
         if reason := self.base.unsupported(problem, target):
             return reason
-        if self.base.entry(problem, target) != self.base.entry(self.written_for, target):
-            return f"written out for {self.written_for.describe()}, not for {problem.describe()}"
-        return None
+        own = self.base.entry(self.written_for, target)
+        if not (differing := _differing(self.base.entry(problem, target), own)):
+            return None
+        reason = f"its constants differ in: {', '.join(differing)}"
+        small = smaller(self.written_for) if alike(self.written_for, problem) else ()
+        found = next((p for p in small if self.base.entry(p, target) == own), None)
+        return f"{reason}; try {as_options(found, problem)}" if found else reason
 
     def make_ready(self, problem, q, k, v, out, return_lse=False):
         if return_lse:
@@ -180,6 +185,19 @@ class WrittenStep(Step):
         arch = arch or self.arch
         self.refuse(problem, arch)
         return self.base.compile_kernel(kernel_in(self.text), problem, arch)
+
+
+def _differing(now: tuple, own: tuple) -> list[str]:
+    """What two entries differ in: "kernel", constants by their names, and of a variant its fields by theirs."""
+    (kernel, constants), (own_kernel, others) = now, own
+    names = ["kernel"] if kernel != own_kernel else []
+    for name in dict.fromkeys([*constants, *others]):
+        value, other = constants.get(name), others.get(name)
+        if value != other and dataclasses.is_dataclass(value) and type(value) is type(other):
+            names += [f.name for f in dataclasses.fields(value) if getattr(value, f.name) != getattr(other, f.name)]
+        elif value != other:
+            names.append(name)
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,6 +105,7 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
         (["exp2", "--head-dim", "44"], "head_dim must be a multiple of 8 up to 256, got 44"),
         (["exp2", "--seq-len", "0"], "--seq-len: must be a whole number of at least 1, got '0'"),
         (["all", "--against", "mma"], "--against and --text: go with a single step"),
+        (["exp2", "--against", "mma", "--text", "sass"], "--against: goes without --text"),
         (["all", "--output", "/proc/somewhere"], "--output: cannot write to /proc/somewhere"),
         (["exp2", "--output", "somewhere"], "--output: goes with the step all"),
         ([], "the following arguments are required: step"),

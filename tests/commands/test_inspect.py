@@ -40,6 +40,19 @@ def test_inspect_compares_two_steps():
     assert "The same code." in call("4", "--against", "3")[1]
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_inspect_says_how_a_step_is_launched(again):
+    """And that registers are those at launch, where warps change them."""
+    out = call("producer")[1]
+    launch = "Launch: rule SM90_TwoGroups_128x128, tile of 128 queries and 128 keys, 12 warps"
+    given = "setmaxnreg then gives 168 to warp 4 to 7, 24 to warp 8, and what is left to warp 0 to 3."
+    assert (
+        f"{launch}, 2 stages of keys and values, 4,096 blocks. Registers are those of a thread at launch: {given}\n"
+        in out
+    )
+    assert "setmaxnreg" not in call("wgmma")[1]
+
+
 def test_inspect_is_instant_the_second_time():
     """What takes the time is not loaded at all, and the same is said."""
     asked = ["exp2", "--against", "mma", "--arch", "sm_90,sm_100,sm_121"]

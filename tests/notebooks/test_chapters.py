@@ -62,9 +62,17 @@ def test_making_the_list_again_changes_nothing(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.split() == [str(tmp_path / "README.md")] * 2
 
 
+def no_chapter(step):
+    """What a step needs that no chapter tells of."""
+    return (
+        f"step {step.label} needs a chapter, notebooks/source/{step.number:03}_{step.name}.md, or its number in the "
+        f"heading of another, such as 'Steps 7 and {step.number}: ...'; then run `python -m tutorial_lib.notebooks` "
+        "with the chapter's name, and `python -m steps.chapters`"
+    )
+
+
 def test_every_step_has_its_chapter():
-    of_steps = {f"{s.number:03}_{s.name}" for s in WITH_CHAPTERS}
-    assert of_steps <= STEMS
+    assert [no_chapter(s) for s in WITH_CHAPTERS if f"{s.number:03}_{s.name}" not in STEMS] == []
 
 
 def test_a_step_without_a_chapter_of_its_own_is_told_in_another():
@@ -90,7 +98,9 @@ def test_a_heading_says_of_which_steps_a_chapter_tells():
 
 @pytest.mark.parametrize("step", WITH_CHAPTERS, ids=lambda s: s.name)
 def test_a_heading_has_the_number_of_its_step(step):
-    heading = notebooks.heading(notebooks.NOTEBOOKS / "source" / f"{step.number:03}_{step.name}.md")
+    path = SOURCE / f"{step.number:03}_{step.name}.md"
+    assert path.exists(), no_chapter(step)
+    heading = notebooks.heading(path)
     assert heading.startswith(("Step ", "Steps ")) and step.number in chapters.numbers_of(heading)
 
 

@@ -13,6 +13,7 @@ from steps.core.ladder import kernels_of
 from steps.core.order import processors
 from steps.core.problems import HEADLINE
 from steps.simulate import main
+from steps.writing.written import written_out
 from tests.checking import faults
 from tests.distinct import distinct, named, some_of
 from tests.results.recorded import recorded
@@ -261,17 +262,54 @@ def test_the_command_says_what_it_found(capsys, tmp_path):
     assert "mbarrier.wait(barriers.value_empty.index(stage), used)" in capsys.readouterr().out
 
 
+def asked(*words):
+    return simulate.asked(simulate.make_parser().parse_args([str(word) for word in words]))
+
+
+@pytest.mark.parametrize(
+    "name", ["producer", "split_epilogue", "next_softmax_first", "hopper_window", "attention_sinks", "hopper_varlen"]
+)
+def test_what_is_simulated_is_the_kernel_of_the_steps_own_problem(name, tmp_path):
+    """Of a file, too, that was written for it; its tiles are full or not, as they were there."""
+    _, simulated = asked(name)
+    own = get_step(name).default_problem
+    variant, of_own = (get_step(name).variant(shape) for shape in (simulated, own))
+    assert dataclasses.replace(variant, ragged=of_own.ragged) == of_own
+    assert simulated.seq_len_q > (own.window or 0)
+    path = tmp_path / "mine.py"
+    path.write_text(written_out(get_step(name), own), encoding="utf-8")
+    step, simulated = asked(path)
+    assert step.unsupported(simulated, "cpu") is None and simulated.seq_len_q <= 2048
+
+
+def test_another_kernel_than_that_of_the_steps_own_problem_is_told(capsys, tmp_path):
+    told = "Not the kernel of the step's own problem, "
+    assert main(["next_softmax_first", "--seq-len", "128", "--sites"]) == 0
+    assert f"{told}B=4 H=32 S=4096 D=128 fp16 causal: --seq-len 2048 has that." in capsys.readouterr().out
+    _, shape = asked("fused_pre_post")  # whose kernel for few heads is another
+    assert "--heads 16 --seq-len 4096 has that" in simulate.another_kernel("fused_pre_post", shape)
+    assert simulate.another_kernel("fused_pre_post", asked("fused_pre_post", "--head-dim", 64)[1]) is None
+    path = tmp_path / "mine.py"
+    step = get_step("next_softmax_first")
+    path.write_text(written_out(step, step.default_problem), encoding="utf-8")
+    assert main([str(path), "--seq-len", "512"]) == 2
+    assert "its constants differ in: consume, queries; try --seq-len 2048\n" in capsys.readouterr().err
+    assert main([str(path), "--seq-len", "2048", "--head-dim", "64"]) == 2
+    error = capsys.readouterr().err
+    assert "its constants differ in: tile, head_dim, " in error and "try" not in error
+
+
 @pytest.mark.parametrize(
     ("name", "softcap", "sinks"),
     [("attention_sinks", None, True), ("hopper_soft_cap", 50.0, False), ("producer", None, False)],
 )
 def test_a_step_is_run_with_the_soft_cap_and_the_sinks_that_it_is_for(name, softcap, sinks, tmp_path):
-    _, problem = simulate.asked(simulate.make_parser().parse_args([name]))
+    _, problem = asked(name)
     assert (problem.softcap, problem.sinks) == (softcap, sinks)
-    step, problem = simulate.asked(simulate.make_parser().parse_args([name, "--sites"]))  # written out
+    step, problem = asked(name, "--sites")  # written out
     path = tmp_path / "mine.py"
     path.write_text(step.text, encoding="utf-8")
-    _, problem = simulate.asked(simulate.make_parser().parse_args([str(path)]))
+    _, problem = asked(path)
     assert (problem.softcap, problem.sinks) == (softcap, sinks)
 
 
@@ -309,7 +347,9 @@ def test_a_mistake_in_a_files_python_is_told_with_its_line(capsys, tmp_path):
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("head, batch, i = head %", "head, batch, i = haed %"), encoding="utf-8")
     assert main([str(path)]) == 1
-    assert re.search(r"refused: NameError: name 'haed' is not defined, at .*:\d+ \w+ `", capsys.readouterr().out)
+    line = path.read_text(encoding="utf-8").split("haed")[0].count("\n") + 1
+    told = capsys.readouterr().out
+    assert re.search(rf"refused: NameError: name 'haed' is not defined, at mine\.py:{line} \w+ `", told)
     path.write_text(text.replace("STAGES = gl.", "STAGES = lg."), encoding="utf-8")
     assert main([str(path)]) == 2
     assert capsys.readouterr().err == "steps.simulate: mine.py: NameError: name 'lg' is not defined\n"
