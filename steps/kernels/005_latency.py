@@ -3,8 +3,8 @@
     attention(q, k, v, scale=None) -> o
 
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
-launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
-keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
+launch is chosen for the problem at the end. Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i,
+also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
 Made from step 5 latency (Latency hints) of the FMHA tutorial by
 python -m steps.export latency --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -18,7 +18,6 @@ from functools import partial
 
 import cuda.tile as ct
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
 TILE_QUERY, HEAD_DIM, LEAST, TILE_KEY, LATENCY_KEY = 64, 128, -3.4028234663852886e38, 128, 2
@@ -44,7 +43,6 @@ def load_key_transposed(K, batch, head, j):
 
 
 def fmha(Q, K, V, Out, scale):
-    # Attention of one tile of queries to all keys that it sees.
     i = ct.bid(0)
     head = ct.bid(1)
     batch = ct.bid(2)
@@ -73,15 +71,13 @@ def fmha(Q, K, V, Out, scale):
             scores = ct.where(key_index <= query_index, scores, -math.inf)
         # Online softmax and PV product: maxima, sums and output with one more tile of keys.
         weights, correction, row_max = softmax_exp2(scores, row_max, scale)  # [query, key], [query, 1], [query, 1]
-        row_sum = row_sum * correction
-        row_sum = row_sum + ct.sum(weights, axis=1, keepdims=True)
+        row_sum = (row_sum * correction) + ct.sum(weights, axis=1, keepdims=True)
         accumulator = accumulator * correction
         # The j-th tile of values, with zeros past their end: the weights there are zero, but 0 * NaN is not.
         v = ct.load(
             V, (batch, head, j, 0), (1, 1, TILE_KEY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO, latency=LATENCY_VALUE,
         )  # fmt: skip
-        v = ct.reshape(v, (TILE_KEY, HEAD_DIM))
-        accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)
+        accumulator = ct.mma(ct.astype(weights, V.dtype), ct.reshape(v, (TILE_KEY, HEAD_DIM)), accumulator)
     # Normalize and store; rows past the end are dropped.
     o = ct.astype(accumulator / row_sum, Out.dtype)
     ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, TILE_QUERY, HEAD_DIM)))
@@ -93,22 +89,17 @@ def expect(name, wanted, came, fits=None):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
 
 
-def check(q, k, v):
-    """Raise ValueError for what the kernel was not compiled for."""
+KERNEL = ct.kernel(fmha)
+
+
+def attention(q, k, v, scale=None):
+    """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     shapes = {"q": [*q.shape[:3], HEAD_DIM], "k": [*q.shape[:2], *k.shape[2:3], HEAD_DIM], "v": [*k.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_KEY} keys", k.shape[2], k.shape[2] % TILE_KEY == 0)
-
-
-KERNEL = ct.kernel(fmha)
-
-
-def attention(q, k, v, scale=None):
-    """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
-    check(q, k, v)
     scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -138,7 +129,7 @@ def main():
     q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
-    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
+    theirs = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, is_causal=True)
     for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step

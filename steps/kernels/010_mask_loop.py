@@ -3,8 +3,8 @@
     attention(q, k, v, scale=None) -> o
 
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
-launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
-keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
+launch is chosen for the problem at the end. Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i,
+also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
 Made from step 10 mask_loop (A loop for the mask) of the FMHA tutorial by
 python -m steps.export mask_loop --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -19,11 +19,10 @@ from functools import lru_cache, partial
 
 import cuda.tile as ct
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
-TILE_QUERY, TILE_KEY, MASK_LOOP_LATENCY_KEY, MASK_LOOP_LATENCY_VALUE, NARROW_KEY = 128, 128, 4, 8, 64
-HEAD_DIM, LEAST, INVERSE_LN2 = 128, -3.4028234663852886e38, 1.4426950408889634
+TILE_QUERY, TILE_KEY, MASK_LOOP_LATENCY_KEY, MASK_LOOP_LATENCY_VALUE = 128, 128, 4, 8
+NARROW_KEY, HEAD_DIM, LEAST, INVERSE_LN2 = 64, 128, -3.4028234663852886e38, 1.4426950408889634
 
 
 def softmax_exp2(scores, row_max, scale):
@@ -67,15 +66,13 @@ def product(q, K, batch, kv_head, j, tile_key, latency_key):
 def absorb(scores, V, batch, kv_head, j, tile_key, latency_value, row_max, row_sum, accumulator, scale):
     """Online softmax and PV product: maxima, sums and output with one more tile of keys."""
     weights, correction, row_max = softmax_exp2(scores, row_max, scale)  # [query, key], [query, 1], [query, 1]
-    row_sum = row_sum * correction
-    row_sum = row_sum + ct.sum(weights, axis=1, keepdims=True)
+    row_sum = (row_sum * correction) + ct.sum(weights, axis=1, keepdims=True)
     accumulator = accumulator * correction
     # The j-th tile of values, with zeros past their end: the weights there are zero, but 0 * NaN is not.
     v = ct.load(
         V, (batch, kv_head, j, 0), (1, 1, tile_key, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO, latency=latency_value,
     )  # fmt: skip
-    v = ct.reshape(v, (tile_key, HEAD_DIM))
-    accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)
+    accumulator = ct.mma(ct.astype(weights, V.dtype), ct.reshape(v, (tile_key, HEAD_DIM)), accumulator)
     return row_max, row_sum, accumulator
 
 
@@ -106,8 +103,7 @@ def fmha(Q, K, V, Out, scale, order, starts):
             )
         # Narrow tiles [first, end) of the keys that a tile of queries sees behind its ``unmasked`` whole tiles.
         _, end = tiles_to_visit(i, seq_len_kv, NARROW_KEY)
-        first_2 = unmasked * (TILE_KEY // NARROW_KEY)
-        for j in range(first_2, end):
+        for j in range(unmasked * (TILE_KEY // NARROW_KEY), end):
             scores = product(q, K, batch, head, j, NARROW_KEY, None)
             # Minus infinity for keys that a query does not see.
             key_index = j * NARROW_KEY + ct.arange(NARROW_KEY, dtype=ct.int32)[None, :]
@@ -124,16 +120,6 @@ def expect(name, wanted, came, fits=None):
     """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
     if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check(q, k, v):
-    """Raise ValueError for what the kernel was not compiled for."""
-    shapes = {"q": [*q.shape[:3], HEAD_DIM], "k": [*q.shape[:2], *k.shape[2:3], HEAD_DIM], "v": [*k.shape]}
-    for (name, shape), x in zip(shapes.items(), (q, k, v)):
-        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
-    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
-    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
-    expect("k", f"a multiple of {TILE_KEY} keys", k.shape[2], k.shape[2] % TILE_KEY == 0)
 
 
 def deal_in_sections(lengths, firsts, lines, blocks):
@@ -164,7 +150,12 @@ KERNEL = ct.kernel(fmha, num_worker_warps=8)
 
 def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
-    check(q, k, v)
+    shapes = {"q": [*q.shape[:3], HEAD_DIM], "k": [*q.shape[:2], *k.shape[2:3], HEAD_DIM], "v": [*k.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v)):
+        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_KEY} keys", k.shape[2], k.shape[2] % TILE_KEY == 0)
     scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -198,7 +189,7 @@ def main():
     q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
-    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
+    theirs = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, is_causal=True)
     for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step

@@ -3,8 +3,8 @@
     attention(q, k, v, scale=None) -> o
 
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
-launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
-keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
+launch is chosen for the problem at the end. Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i,
+also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
 
 Made from step 101 swizzle (Swizzled SMEM) of the FMHA tutorial by
 python -m steps.export swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -18,7 +18,6 @@ from functools import partial
 
 import torch
 import triton
-from torch.nn.functional import scaled_dot_product_attention
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
@@ -26,6 +25,7 @@ from triton.testing import do_bench
 
 HEAD_DIM, COLUMNS, TILE_QUERY, STAGES, TILE_KEY = map(gl.constexpr, (128, 64, 64, 1, 64))
 LEAST = gl.constexpr(-3.4028234663852886e38)
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8]))
 SHARED = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[1, 0]))
 COPY = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
@@ -115,8 +115,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     copy_panels(keys, 0, K, row_stride, gl.minimum(0, end - 1), seq_len_kv)
     copy_panels(values, 0, V, row_stride, gl.minimum(0, end - 1), seq_len_kv)
     async_copy.commit_group()
-    row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
-    row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
+    row_max, row_sum = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS), gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
     accumulators = ()  # not yet normalised
     for _ in gl.static_range(PANELS):
         accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, ACCUMULATOR),)
@@ -164,23 +163,10 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         gl.store(target, o, mask=(row < seq_len_q)[:, None])
 
 
-D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
-
-
 def expect(name, wanted, came, fits=None):
     """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
     if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check(q, k, v):
-    """Raise ValueError for what the kernel was not compiled for."""
-    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
-    for (name, shape), x in zip(shapes.items(), (q, k, v)):
-        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
-    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
-    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
-    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
 
 
 def copyable(x):
@@ -193,7 +179,12 @@ def copyable(x):
 
 def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
-    check(q, k, v)
+    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v)):
+        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
     scale = 1 / math.sqrt(D) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     q, k, v = copyable(q), copyable(k), copyable(v)
@@ -227,7 +218,7 @@ def main():
     q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
-    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
+    theirs = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, is_causal=True)
     for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step

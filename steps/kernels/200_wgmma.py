@@ -3,10 +3,9 @@
     attention(q, k, v, scale=None) -> o
 
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
-launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
-keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9. Not included: a hook
-in Triton by which the tutorial rewrites PTX (descriptors of wgmma are made where they are used, fewer barriers between
-warps).
+launch is chosen for the problem at the end. Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i,
+also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9. Not included: the tutorial's hook
+in Triton that rewrites PTX (descriptors of wgmma, barriers).
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
 barrier     slots  arrivals  who arrives     who waits, and the parity of the first wait
@@ -28,7 +27,6 @@ from functools import partial
 
 import torch
 import triton
-from torch.nn.functional import scaled_dot_product_attention
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
@@ -36,8 +34,9 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.testing import do_bench
 
-STAGES, TILE_QUERY, QUERY_STAGES, ROWS, HEAD_DIM = map(gl.constexpr, (2, 128, 1, 128, 128))
-TILE_KEY, VALUE_DIM, LEAST = map(gl.constexpr, (128, 128, -3.4028234663852886e38))
+STAGES, TILE_QUERY, QUERY_STAGES, ROWS, HEAD_DIM, TILE_KEY = map(gl.constexpr, (2, 128, 1, 128, 128, 128))
+VALUE_DIM, LEAST = map(gl.constexpr, (128, -3.4028234663852886e38))
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
 ACCUMULATOR = OUTPUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [8, 1], [16, 128, 16]))
 WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2))
@@ -129,8 +128,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         query = tiles.query.index(0).reshape([ROWS, HEAD_DIM])
         # Attention of a block's queries to the keys that they see, a tile after the other.
         ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
-        row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
-        row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
+        row_max, row_sum = gl.full([ROWS], LEAST, gl.float32, ROW), gl.full([ROWS], 0.0, gl.float32, ROW)
         accumulator = gl.full([ROWS, VALUE_DIM], 0.0, gl.float32, OUTPUT)
         whole, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
         # Two loops from one text: over whole tiles, and over those that need the mask.
@@ -178,17 +176,14 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     tma.store_wait(0)
 
 
-D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
-
-
 def expect(name, wanted, came, fits=None):
     """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
     if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
 
 
-def check(q, k, v):
-    """Raise ValueError for what the kernel was not compiled for."""
+def attention(q, k, v, scale=None):
+    """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
@@ -197,11 +192,6 @@ def check(q, k, v):
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
-
-
-def attention(q, k, v, scale=None):
-    """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
-    check(q, k, v)
     scale = 1 / math.sqrt(D) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -236,7 +226,7 @@ def main():
     q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
-    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
+    theirs = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, is_causal=True)
     for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step

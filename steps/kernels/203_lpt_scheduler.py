@@ -3,10 +3,9 @@
     attention(q, k, v, scale=None) -> o
 
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
-launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
-keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9. Not included: a hook
-in Triton by which the tutorial rewrites PTX (descriptors of wgmma are made where they are used, fewer barriers between
-warps).
+launch is chosen for the problem at the end. Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i,
+also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9. Not included: the tutorial's hook
+in Triton that rewrites PTX (descriptors of wgmma, barriers).
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
 barrier      slots  arrivals  who arrives           who waits, and the parity of the first wait
@@ -32,7 +31,6 @@ from functools import lru_cache, partial
 
 import torch
 import triton
-from torch.nn.functional import scaled_dot_product_attention
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
@@ -40,9 +38,9 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.testing import do_bench
 
-QUERY_STAGES, WARPGROUPS, ROWS, HEAD_DIM, STAGES = map(gl.constexpr, (1, 2, 64, 128, 2))
-TILE_KEY, VALUE_DIM, TILE_QUERY, LEAST, OUTPUT_COLUMNS = map(gl.constexpr, (128, 128, 128, -3.4028234663852886e+38,
-    128))  # fmt: skip
+QUERY_STAGES, WARPGROUPS, ROWS, HEAD_DIM, STAGES, TILE_KEY, VALUE_DIM = map(gl.constexpr, (1, 2, 64, 128, 2, 128, 128))
+TILE_QUERY, LEAST, OUTPUT_COLUMNS = map(gl.constexpr, (128, -3.4028234663852886e38, 128))
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
 ACCUMULATOR = OUTPUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2))
@@ -95,7 +93,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
     last = gl.load(work.starts + n + 1)
     n = gl.load(work.starts + n)
     while n < last:
-        # (head, batch) and index of a tile of queries in its head, from the tile's number.
+        # Which queries, and keys, belong to the n-th tile of the order.
         number = gl.load(work.order + n)
         head = number // work.tiles_a_head
         head, batch, i = head % work.heads, head // work.heads, number % work.tiles_a_head
@@ -119,9 +117,9 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         # Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
         if whole <= 0:
             # Scores [query, key] with minus infinity where a query must not see a key.
-            query_2 = row + gl.arange(0, first_scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-            key_3 = gl.arange(0, first_scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
-            first_scores = gl.where(key_3[None, :] <= query_2[:, None], first_scores, float("-inf"))
+            query_3 = row + gl.arange(0, first_scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
+            key_2 = gl.arange(0, first_scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+            first_scores = gl.where(key_2[None, :] <= query_3[:, None], first_scores, float("-inf"))
         row_max = gl.maximum(row_max, gl.max(first_scores, 1) * scale)
         # (weights, sums) of the first tile of keys.
         weights = exp2(first_scores * scale - row_max[:, None])
@@ -143,9 +141,9 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
             mbarrier.arrive(barriers.key_empty.index((iteration + 1) % STAGES), count=1)
             # --- online softmax, while the output is computed ---
             if j >= whole:
-                query_3 = row + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-                key_4 = j * TILE_KEY + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
-                scores = gl.where(key_4[None, :] <= query_3[:, None], scores, float("-inf"))
+                query_2 = row + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
+                key_3 = j * TILE_KEY + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+                scores = gl.where(key_3[None, :] <= query_2[:, None], scores, float("-inf"))
             # The softmax of a tile, and the output rescaled, once the PV product of tile ``iteration`` has ended.
             new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
             correction = exp2(row_max - new_max)
@@ -247,25 +245,10 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     ], [4, 1], [240, 24])  # fmt: skip
 
 
-D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
-
-
 def expect(name, wanted, came, fits=None):
     """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
     if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check(q, k, v):
-    """Raise ValueError for what the kernel was not compiled for."""
-    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
-    for (name, shape), x in zip(shapes.items(), (q, k, v)):
-        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
-        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
-        expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
-    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
-    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
-    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
 
 
 def deal_in_sections(lengths, firsts, lines, blocks):
@@ -293,7 +276,14 @@ def deal(lines, seq_len_q, seq_len_kv, blocks, device):
 
 def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
-    check(q, k, v)
+    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v)):
+        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
+        expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
     scale = 1 / math.sqrt(D) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -328,7 +318,7 @@ def main():
     q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
-    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
+    theirs = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, is_causal=True)
     for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step

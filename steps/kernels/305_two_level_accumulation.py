@@ -3,10 +3,10 @@
     attention(q, k, v, q_scale, k_scale, v_scale, scale=None) -> o
 
 Compiled in: head_dim 128, float8_e4m3fn, a causal mask. Batch, heads and lengths may be others, as far as the checks
-say; the launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Scales,
-float32 [batch, kv_heads], multiply q, k and v. Query i sees keys 0 to i, also where the lengths differ. There is no
-autograd. It needs PyTorch and Triton 3.9. Not included: a hook in Triton by which the tutorial rewrites PTX
-(descriptors of wgmma are made where they are used, fewer barriers between warps).
+say; the launch is chosen for the problem at the end. Tensors are [batch, heads, length, head_dim]. Scales, float32
+[batch, kv_heads], multiply q, k and v. Query i sees keys 0 to i, also where the lengths differ. There is no autograd.
+It needs PyTorch and Triton 3.9. Not included: the tutorial's hook in Triton that rewrites PTX (descriptors of wgmma,
+barriers).
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there. gdc_wait awaits the kernel
 before, and gdc_launch_dependents lets the next one begin.
@@ -45,9 +45,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.testing import do_bench
 
-FOUR, WIDE, HEAD_DIM, WARPS, KEYS = map(gl.constexpr, (4, 16, 128, 4, 128))
-QUERY_STAGES, WARPGROUPS, ROWS, STAGES, TILE_KEY = map(gl.constexpr, (2, 2, 64, 2, 128))
-VALUE_ROWS, VALUE_COLUMNS, TILE_QUERY, LEAST, OFFSET = map(gl.constexpr, (128, 128, 128, -3.4028234663852886e38, 8))
+FOUR, WIDE, HEAD_DIM, WARPS, KEYS, QUERY_STAGES, WARPGROUPS = map(gl.constexpr, (4, 16, 128, 4, 128, 2, 2))
+ROWS, STAGES, TILE_KEY, VALUE_ROWS, VALUE_COLUMNS, TILE_QUERY = map(gl.constexpr, (64, 2, 128, 128, 128, 128))
+LEAST, OFFSET = map(gl.constexpr, (-3.4028234663852886e38, 8))
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 FOUR_TO_E4M3 = gl.constexpr(
     "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 "
     "high, $4, $3; mov.b32 $0, {low, high}; }")  # fmt: skip
@@ -197,7 +198,6 @@ def produce(arrays, tiles, barriers, work):
 @gluon.jit
 def issue_scores(tiles, query_iteration, iteration, warpgroup: gl.constexpr):
     """Begin the QK product [query, key] of these queries and tile ``iteration`` of the keys."""
-    # A warpgroup's queries [query, head_dim] of tile ``query_iteration`` of the queries.
     query = tiles.query.index(query_iteration % QUERY_STAGES * WARPGROUPS + warpgroup).reshape([ROWS, HEAD_DIM])
     key = tiles.key.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
     none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
@@ -243,8 +243,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         weights = exp2(scores_2 * scale_of_head - row_max[:, None])
         row_sum = sum_own(weights)
         weights = keep_fours(weights)
-        total = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
-        before = gl.full([ROWS, 1], 1.0, gl.float32, OUTPUT)
+        total, before = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT), gl.full([ROWS, 1], 1.0, gl.float32, OUTPUT)
         for j in range(1, end):
             # --- issue: scores of this tile, output of the tile before ---
             mbarrier.wait(barriers.key_full.index((iteration + 1) % STAGES), (iteration + 1) // STAGES & 1)
@@ -306,8 +305,7 @@ def fmha(Q, K, V, Out, query_scale, key_scale, value_scale, order, starts, scale
     # mbarriers for roles: a slot is full when TMA has filled it, and empty when all warpgroups have read it.
     query_full, query_empty = barrier_ring(QUERY_STAGES, 1), barrier_ring(QUERY_STAGES, WARPGROUPS)
     key_full, key_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
-    value_full, value_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)
-    nobody = barrier_ring(1, 1)
+    value_full, value_empty, nobody = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS), barrier_ring(1, 1)
     barriers = Barriers(query_full, query_empty, key_full, key_empty, value_full, value_empty, nobody)
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv, query_scale, key_scale, value_scale)
     fence_async_shared()
@@ -318,28 +316,10 @@ def fmha(Q, K, V, Out, query_scale, key_scale, value_scale, order, starts, scale
     ], [4, 1], [240, 24])  # fmt: skip
 
 
-D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
-
-
 def expect(name, wanted, came, fits=None):
     """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
     if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check(q, k, v, q_scale, k_scale, v_scale):
-    """Raise ValueError for what the kernel was not compiled for."""
-    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
-    for (name, shape), x in zip(shapes.items(), (q, k, v)):
-        expect(name, f"torch.float8_e4m3fn {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
-        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 16 == 0 for n in x.stride()[:3])
-        expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
-    for name, x in {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}.items():
-        wanted = f"contiguous torch.float32 {[*k.shape[:2]]} on {q.device}"
-        expect(name, wanted, f"{'contiguous ' * x.is_contiguous()}{x.dtype} {[*x.shape]} on {x.device}")
-    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
-    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
-    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
 
 
 def deal_in_sections(lengths, firsts, lines, blocks):
@@ -367,7 +347,17 @@ def deal(lines, seq_len_q, seq_len_kv, blocks, device):
 
 def attention(q, k, v, q_scale, k_scale, v_scale, scale=None):
     """softmax(scale * q @ k^T) @ v in bfloat16. scale: above 0; None means 1 / sqrt(head_dim)."""
-    check(q, k, v, q_scale, k_scale, v_scale)
+    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v)):
+        expect(name, f"torch.float8_e4m3fn {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 16 == 0 for n in x.stride()[:3])
+        expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
+    for name, x in {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}.items():
+        wanted = f"contiguous torch.float32 {[*k.shape[:2]]} on {q.device}"
+        expect(name, wanted, f"{'contiguous ' * x.is_contiguous()}{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
     scale = 1 / math.sqrt(D) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)

@@ -3,8 +3,8 @@
     gradients(q, k, v, o, lse, do, scale=None) -> dq, dk, dv
 
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
-launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
-keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
+launch is chosen for the problem at the end. Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i,
+also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
 Made from step 405 two_blocks (Autotuned: two blocks per SM) of the FMHA tutorial by
 python -m steps.export two_blocks --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -12,14 +12,12 @@ With --head-dim 64 it writes: HEAD_DIM 64; other layouts OF_QUERIES; other lines
 iteration_of_keys, iteration_of_queries, fmha_backward_queries, gradients.
 """
 
-import itertools
 import math
 import sys
 from functools import partial
 
 import cuda.tile as ct
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
 TILE_QUERY, INVERSE_LN2, GROUP_SIZE, TILE_QUERY_2, HEAD_DIM = 64, 1.4426950408889634, 1, 128, 128
@@ -54,13 +52,12 @@ def back_through_softmax(left, right, d_left, d_right, lse, row_sum, visible, ma
 
 
 def prepare(Out, DO, LSE, RowSum, Prepared):
-    # D of the block's tile of queries.
     i_2, head_2, batch_2 = ct.bid(0), ct.bid(1), ct.bid(2)
     o = load_rows(Out, batch_2, head_2, i_2, TILE_QUERY)
     do = load_rows(DO, batch_2, head_2, i_2, TILE_QUERY)
     # Store a number for each row of the i-th tile; what lies past the end is dropped.
-    x = ct.sum(ct.astype(o, ct.float32) * ct.astype(do, ct.float32), axis=1)
-    ct.store(RowSum, (batch_2, head_2, i_2), ct.reshape(x, (1, 1, *x.shape)))
+    x_2 = ct.sum(ct.astype(o, ct.float32) * ct.astype(do, ct.float32), axis=1)
+    ct.store(RowSum, (batch_2, head_2, i_2), ct.reshape(x_2, (1, 1, *x_2.shape)))
     i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
     lse = load_numbers(LSE, batch, head, i, TILE_QUERY)
     x = ct.where(lse > -math.inf, lse, math.inf) * INVERSE_LN2
@@ -77,8 +74,7 @@ def iteration_of_keys(Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_valu
     key_index = j * TILE_KEY + ct.arange(TILE_KEY, dtype=ct.int32)
     # Which queries see which keys; the indices stand along two axes.
     key_index_2 = key_index[:, None]
-    visible = key_index_2 < seq_len_kv
-    visible = visible & (key_index_2 <= query_index[None, :])
+    visible = (key_index_2 < seq_len_kv) & (key_index_2 <= query_index[None, :])
     # [key, query], as dV and dK need them: of what is computed, only dS must be turned, for dQ
     weights, d_scores = back_through_softmax(
         k, q, v, do, lse[None, :], row_sum[None, :], visible, masked, scale, Q.dtype
@@ -119,8 +115,7 @@ def iteration_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_quer
     key_index = j * TILE_KEY + ct.arange(TILE_KEY, dtype=ct.int32)
     # Which queries see which keys; the indices stand along two axes.
     key_index_2 = key_index[None, :]
-    visible = key_index_2 < K.shape[2]
-    visible = visible & (key_index_2 <= query_index[:, None])
+    visible = (key_index_2 < K.shape[2]) & (key_index_2 <= query_index[:, None])
     _, d_scores = back_through_softmax(q, k, do, v, lse, row_sum, visible, masked, scale, K.dtype)
     return ct.mma(d_scores, k, d_query)
 
@@ -135,8 +130,7 @@ def fmha_backward_queries(Q, K, V, DO, LSE, RowSum, DQ, scale):
     lse = load_numbers(LSE, batch, head, i, TILE_QUERY_2)[:, None]
     row_sum = load_numbers(RowSum, batch, head, i, TILE_QUERY_2)[:, None]
     d_query = ct.zeros((TILE_QUERY_2, HEAD_DIM), ct.float32)
-    end = ct.cdiv(seq_len_kv, TILE_KEY)
-    end = min(end, ct.cdiv((i + 1) * TILE_QUERY_2, TILE_KEY))
+    end = min(ct.cdiv(seq_len_kv, TILE_KEY), ct.cdiv((i + 1) * TILE_QUERY_2, TILE_KEY))
     cut = end  # what the mask cuts begins here
     cut = min(cut, (i * TILE_QUERY_2 + 1) // TILE_KEY)
     for j in range(0, cut):
@@ -152,8 +146,13 @@ def expect(name, wanted, came, fits=None):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
 
 
-def check(q, k, v, o, lse, do):
-    """Raise ValueError for what the kernel was not compiled for."""
+OF_ROWS = ct.kernel(prepare)
+OF_KEYS = ct.kernel(fmha_backward, occupancy=2)
+OF_QUERIES = ct.kernel(fmha_backward_queries, occupancy=1, num_worker_warps=8)
+
+
+def gradients(q, k, v, o, lse, do, scale=None):
+    """(dq, dk, dv) of attention. o: its output; lse: each query's log-sum-exp, natural logarithm; do: o's gradient."""
     shapes = {"q": [*q.shape[:3], HEAD_DIM], "k": [*q.shape[:2], *k.shape[2:3], HEAD_DIM], "v": [*k.shape]}
     shapes |= {"o": [*q.shape], "do": [*q.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v, o, do)):
@@ -162,16 +161,6 @@ def check(q, k, v, o, lse, do):
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_KEY} keys", k.shape[2], k.shape[2] % TILE_KEY == 0)
-
-
-OF_ROWS = ct.kernel(prepare)
-OF_KEYS = ct.kernel(fmha_backward, occupancy=2)
-OF_QUERIES = ct.kernel(fmha_backward_queries, occupancy=1, num_worker_warps=8)
-
-
-def gradients(q, k, v, o, lse, do, scale=None):
-    """(dq, dk, dv) of attention. o: its output; lse: each query's log-sum-exp, natural logarithm; do: o's gradient."""
-    check(q, k, v, o, lse, do)
     scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
@@ -190,29 +179,26 @@ def gradients(q, k, v, o, lse, do, scale=None):
 
 def exact(q, k, v, do):
     """(o, log-sum-exps, dq, dk, dv) in float64, a head of Q at a time; gradients by autograd."""
-    o, dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v))
-    lse = o.new_empty(q.shape[:3])
-    for b, h in itertools.product(*map(range, q.shape[:2])):
-        leaves = [x[b, h].double().requires_grad_() for x in (q, k, v)]
-        scores = leaves[0] @ leaves[1].T / math.sqrt(HEAD_DIM)
+    made = []
+    for *each, d_rows in zip(*(x.flatten(0, 1) for x in (q, k, v, do))):
+        queries, keys, values = leaves = [x.double().requires_grad_() for x in each]
+        scores = queries @ keys.T / math.sqrt(HEAD_DIM)
         scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -math.inf)
-        rows = scores.softmax(1) @ leaves[2]
-        o[b, h], lse[b, h] = rows.detach(), scores.logsumexp(1).detach()
-        dq[b, h], dk[b, h], dv[b, h] = torch.autograd.grad(rows, leaves, do[b, h].double())
-    return o, lse, dq, dk, dv
+        rows = scores.softmax(1) @ values
+        made.append([rows.detach(), scores.logsumexp(1).detach(), *torch.autograd.grad(rows, leaves, d_rows.double())])
+    return [torch.stack(x).unflatten(0, q.shape[:2]) for x in zip(*made)]
 
 
 def main():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
         return 2
-    q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
+    q, k, v, do = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(4))
     v += 0.5  # so that the mean of the output is not zero
-    do = torch.randn_like(q)
     o, lse, *right = exact(q, k, v, do)
     ours = partial(gradients, q, k, v, o.to(q.dtype), lse.float(), do)
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    graph = scaled_dot_product_attention(*leaves, is_causal=True)
+    graph = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
     theirs = partial(torch.autograd.grad, graph, leaves, do, retain_graph=True)
     for name, mine, its, wanted in zip(("dq", "dk", "dv"), ours(), theirs(), right):
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding

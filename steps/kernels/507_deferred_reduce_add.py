@@ -27,7 +27,7 @@ Bytes of shared memory: key 16,384, value 16,384, query 32,768, lse 1,024, d_out
 
 Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutorial by
 python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
-With --head-dim 128 it writes: LANES 32; HEAD_DIM 128; TILE_QUERY 64; ROWS_SCALED 4; ROWS_PREPARED 8; ADDED_UP 128;
+With --head-dim 128 it writes: TILE_QUERY 64; LANES 32; HEAD_DIM 128; ROWS_SCALED 4; ROWS_PREPARED 8; ADDED_UP 128;
 other layouts SUMS, SCORES; other lines in store_for_tma, let_tma_add, issue_own_d_query, consume, gradients,
 add_by_tma, number_of.
 """
@@ -47,9 +47,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.testing import do_bench
 
-SMALL_ROWS, LANES, HEAD_DIM, INVERSE_LN2, TILE_KEY, STAGES = map(gl.constexpr, (32, 16, 64, 1.4426950408889634, 128, 2))
-TILE_QUERY, WARPGROUPS, QUERY_ROWS, QUERY_COLUMNS, WRITERS, KEY_TILES = map(gl.constexpr, (128, 2, 64, 64, 2, 1))
-KEYS, ROWS_SCALED, ROWS_PREPARED, LN2, AHEAD, KEPT = map(gl.constexpr, (64, 8, 16, 0.6931471805599453, 144, 64))
+SMALL_ROWS, TILE_QUERY, LANES, HEAD_DIM, INVERSE_LN2 = map(gl.constexpr, (32, 128, 16, 64, 1.4426950408889634))
+TILE_KEY, STAGES, WARPGROUPS, QUERY_ROWS, QUERY_COLUMNS, WRITERS = map(gl.constexpr, (128, 2, 2, 64, 64, 2))
+KEY_TILES, KEYS, ROWS_SCALED, ROWS_PREPARED, LN2, AHEAD = map(gl.constexpr, (1, 64, 8, 16, 0.6931471805599453, 144))
+KEPT = gl.constexpr(64)
 D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 AWAIT = gl.constexpr("{ .reg .pred wrong; .reg .b32 seen; again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 "
     "wrong, seen, $2; @wrong bra again; fence.proxy.async.global; mov.b32 $0, seen; }")  # fmt: skip
@@ -74,7 +75,7 @@ Aside = namedtuple("Aside", "counts output d_output lse numbers sums d_query str
 Tiles = namedtuple("Tiles", "key value query lse d_output row_sum d_scores d_query")
 # mbarriers: a slot is full, or empty. done: K and V are read, dK and dV there.
 Barriers = namedtuple("Barriers", "keys_full query_full query_empty d_output_full d_output_empty d_scores_full done")
-# A block's keys. a_head: how many it has of a head.
+# A block's keys. a_head: how many of a head.
 Work = namedtuple("Work", "key_row head kv_head batch heads batches a_head")
 
 
@@ -100,10 +101,10 @@ def let_tma_add(arrays, tiles, iteration, work, warpgroup: gl.constexpr):
 @gluon.jit
 def produce(arrays, tiles, barriers, work, aside):
     """The producer: fetches the block's keys and values, and then tiles of queries, each when its slot is empty."""
-    keys_full, row = barriers.keys_full.index(0), work.key_row
+    keys_full = barriers.keys_full.index(0)
     mbarrier.expect(keys_full, arrays.key.nbytes_per_cta + arrays.value.nbytes_per_cta)
-    tma.async_load(arrays.key, [work.batch, work.kv_head, row, 0], keys_full, tiles.key)
-    tma.async_load(arrays.value, [work.batch, work.kv_head, row, 0], keys_full, tiles.value)
+    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], keys_full, tiles.key)
+    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], keys_full, tiles.value)
     gdc_launch_dependents()
     gdc_wait()  # now: no kernel of this call has written keys or values
     # Wait until spare warps have made a given number of pieces for this block's head.
@@ -112,19 +113,19 @@ def produce(arrays, tiles, barriers, work, aside):
     if own >= gl.maximum(2, AHEAD // gl.num_programs(0)):  # what those before need a kernel has made
         gl.inline_asm_elementwise(AWAIT, "=r,l,r", [aside.counts + own, pieces], dtype=gl.int32, is_pure=False, pack=1)
     for iteration in range(work.a_head):
-        row, line = iteration * TILE_QUERY, work.batch * work.heads + work.head
+        line = work.batch * work.heads + work.head
         slot, used = iteration % STAGES, iteration // STAGES & 1 ^ 1
         mbarrier.wait(barriers.query_empty.index(slot), used)
         # Ask TMA for a tile of queries of Q or dO, and for its log-sum-exps or row sums, to fill the n-th slot.
         full, tile, rest = barriers.query_full.index(slot), tiles.query.index(slot), tiles.lse.index(slot)
         mbarrier.expect(full, arrays.query.nbytes_per_cta + arrays.numbers.nbytes_per_cta)
-        tma.async_load(arrays.query, [work.batch, work.head, row, 0], full, tile)
-        tma.async_load(arrays.numbers, [line, row], full, rest)
+        tma.async_load(arrays.query, [work.batch, work.head, iteration * TILE_QUERY, 0], full, tile)
+        tma.async_load(arrays.numbers, [line, iteration * TILE_QUERY], full, rest)
         mbarrier.wait(barriers.d_output_empty.index(slot), used)
         full, tile, rest = barriers.d_output_full.index(slot), tiles.d_output.index(slot), tiles.row_sum.index(slot)
         mbarrier.expect(full, arrays.d_output.nbytes_per_cta + arrays.numbers.nbytes_per_cta)
-        tma.async_load(arrays.d_output, [work.batch, work.head, row, 0], full, tile)
-        tma.async_load(arrays.numbers, [work.batches * work.heads + line, row], full, rest)
+        tma.async_load(arrays.d_output, [work.batch, work.head, iteration * TILE_QUERY, 0], full, tile)
+        tma.async_load(arrays.numbers, [work.batches * work.heads + line, iteration * TILE_QUERY], full, rest)
 
 
 @gluon.jit
@@ -163,7 +164,7 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         scores = warpgroup_mma_wait(1, deps=[scores])
         # A number for each query, along the columns of scores [1, query].
         lse = tiles.lse.index(iteration % STAGES).reshape([TILE_QUERY]).load(gl.SliceLayout(0, SCORES))[None, :]
-        # 2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it.
+        # The weights [key, query] again, from scores and log-sum-exps in base 2; zero where the mask hides.
         weights = gl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [scores * scale - lse], dtype=gl.float32, is_pure=True, pack=1
         )

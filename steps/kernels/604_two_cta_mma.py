@@ -3,8 +3,8 @@
     attention(q, k, v, scale=None) -> o
 
 Compiled in: head_dim 128, float16, no mask. Batch, heads and lengths may be others, as far as the checks say; the
-launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. There is no
-autograd. It needs PyTorch and Triton 3.9.
+launch is chosen for the problem at the end. Tensors are [batch, heads, length, head_dim]. There is no autograd. It
+needs PyTorch and Triton 3.9.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there. tcgen05 arrives when a product
 is complete. Both CTAs of a cluster share key_full, query_full, value_full: there Triton doubles the arrivals that the
@@ -32,7 +32,6 @@ from collections import namedtuple
 from functools import partial
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import blackwell, hopper
@@ -40,8 +39,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.testing import do_bench
 
-WARPGROUPS, ROWS, HEAD_DIM, STAGES, TILE_KEY = map(gl.constexpr, (1, 256, 128, 2, 128))
-PRODUCTS, LEAST, TILE_QUERY, AT_ONCE_2 = map(gl.constexpr, (1, -3.4028234663852886e38, 256, 64))
+WARPGROUPS, ROWS, HEAD_DIM, STAGES, TILE_KEY, PRODUCTS = map(gl.constexpr, (1, 256, 128, 2, 128, 1))
+LEAST, TILE_QUERY, AT_ONCE_2 = map(gl.constexpr, (-3.4028234663852886e38, 256, 64))
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4,
     cga_layout=[[0, 0, 1, 0]]))  # fmt: skip
 SHARED_KEY = SHARED
@@ -64,7 +64,6 @@ QueryTile = namedtuple("QueryTile", "row kv_head batch seq_len_kv")
 @gluon.jit
 def rescale(output, factor):
     """Multiply the rows of an output [query, head_dim] by a factor [query], some columns at a time."""
-    # A factor [query] as [query, 1], to multiply as many columns of the output as are in registers at once.
     by = gl.convert_layout(factor, gl.SliceLayout(1, output.slice(0, AT_ONCE_2).get_reg_layout()))[:, None]
     for column in gl.static_range(0, HEAD_DIM, AT_ONCE_2):
         some = output.slice(column, AT_ONCE_2)
@@ -143,8 +142,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     weights_at = columns.weights.index(0)
     output_at = columns.output.index(0)
     ROW: gl.constexpr = gl.SliceLayout(1, scores_at.get_reg_layout())
-    row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
-    row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
+    row_max, row_sum = gl.full([ROWS], LEAST, gl.float32, ROW), gl.full([ROWS], 0.0, gl.float32, ROW)
     mbarrier.wait(barriers.query_full.index(0), 0)
     for j in range(0, whole):
         # --- scores: QK product ---
@@ -164,8 +162,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         # Weights [query, key]: 2^(score - maximum).
         weights_2 = exp2(scores_2 * scale - row_max[:, None])
         # The sums [query] so far, and those of one more tile of weights [query, key].
-        some = gl.reshape(weights_2, [ROWS, TILE_KEY // 16, 16])
-        total = gl.sum(gl.sum(some, 2), 1)
+        total = gl.sum(gl.sum(gl.reshape(weights_2, [ROWS, TILE_KEY // 16, 16]), 2), 1)
         row_sum = row_sum * correction + gl.convert_layout(total, row_sum.type.layout)
         weights_2 = gl.convert_layout(weights_2.to(tiles.key.dtype), weights_at.get_reg_layout())
         if j > 0:
@@ -186,21 +183,17 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     # Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where its Q was.
     output = columns.output.index(0)
     # A factor [query] as [query, 1], to multiply as many columns of the output as are in registers at once.
-    some = output.slice(0, AT_ONCE_2)
-    by = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, some.get_reg_layout()))[:, None]
+    by = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, output.slice(0, AT_ONCE_2).get_reg_layout()))[:, None]
     PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE_2, 1, 1, ROWS, AT_ONCE_2]
     panels = tiles.output.index(0).reinterpret(tiles.output.dtype, PANELS, SHARED)
     # Multiply an output by a number, or numbers [query, 1], and store it in shared memory, from which TMA takes it.
-    for n_3 in gl.static_range(HEAD_DIM // AT_ONCE_2):
-        some_2 = output.slice(n_3 * AT_ONCE_2, AT_ONCE_2).load() * by
-        panels.index(n_3).reshape([ROWS, AT_ONCE_2]).store(some_2.to(panels.dtype))
+    for n_2 in gl.static_range(HEAD_DIM // AT_ONCE_2):
+        some_2 = output.slice(n_2 * AT_ONCE_2, AT_ONCE_2).load() * by
+        panels.index(n_2).reshape([ROWS, AT_ONCE_2]).store(some_2.to(panels.dtype))
     fence_async_shared()
     for n_2 in gl.static_range(PANELS[0]):
         tma.async_store(Out, [query_tile.batch, head, query_tile.row, n_2 * AT_ONCE_2], panels.index(n_2))
     tma.store_wait(0)
-
-
-D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
 def expect(name, wanted, came, fits=None):
@@ -209,8 +202,8 @@ def expect(name, wanted, came, fits=None):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
 
 
-def check(q, k, v):
-    """Raise ValueError for what the kernel was not compiled for."""
+def attention(q, k, v, scale=None):
+    """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
@@ -219,11 +212,6 @@ def check(q, k, v):
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
-
-
-def attention(q, k, v, scale=None):
-    """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
-    check(q, k, v)
     scale = 1 / math.sqrt(D) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -258,7 +246,7 @@ def main():
     q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
-    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=False)
+    theirs = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, is_causal=False)
     for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step

@@ -3,8 +3,8 @@
     attention(q, k, v, scale=None) -> o
 
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
-launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
-keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
+launch is chosen for the problem at the end. Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i,
+also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
 
 Made from step 704 xcd_swizzle (XCD swizzle) of the FMHA tutorial by
 python -m steps.export xcd_swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -17,7 +17,6 @@ import sys
 from functools import partial
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language import amd
@@ -27,6 +26,7 @@ from triton.testing import do_bench
 
 TILES, TILE_KEY, HEAD_DIM, TILE_QUERY, LEAST = map(gl.constexpr, (3, 64, 128, 256, -3.4028234663852886e38))
 STAGES_PRODUCTS, STAGES_SOFTMAX = map(gl.constexpr, (1, 0))
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 ACCUMULATOR = gl.constexpr(amd.AMDMFMALayout(version=4, instr_shape=[32, 32, 16], transposed=True,
     warps_per_cta=[8, 1]))  # fmt: skip
 SHARED = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=16, order=[1, 0]))
@@ -78,8 +78,7 @@ def store_rows(pointer, o, row_stride, column_stride, first, limit):
 def softmax(scores, row_max, scale):
     """One step of the online softmax in base 2: weights [query, key], correction [query], new maximum [query]."""
     highest = gl.max(scores, 1)
-    highest = highest * scale
-    new_max = gl.maximum(row_max, highest)
+    new_max = gl.maximum(row_max, highest * scale)
     scores = scores * scale
     return gl.exp2(scores - new_max[:, None]), gl.exp2(row_max - new_max), new_max
 
@@ -120,8 +119,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         fetch(values.index(n), V, v_stride, gl.minimum(n, end - 1), seq_len_kv)
         async_copy.commit_group()
     async_copy.wait_group(AHEAD - 1)  # in the loop, an iteration waits for the tile of the next one
-    row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
-    row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
+    row_max, row_sum = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS), gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
     accumulator = gl.full([TILE_QUERY, HEAD_DIM], 0.0, gl.float32, ACCUMULATOR)  # not yet normalised
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in gl.static_range(2):
@@ -155,23 +153,10 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     store_rows(Out, accumulator * (1.0 / row_sum)[:, None], o_strides[2], o_strides[3], first_query, seq_len_q)
 
 
-D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
-
-
 def expect(name, wanted, came, fits=None):
     """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
     if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check(q, k, v):
-    """Raise ValueError for what the kernel was not compiled for."""
-    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
-    for (name, shape), x in zip(shapes.items(), (q, k, v)):
-        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
-    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
-    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
-    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
 
 
 def copyable(x):
@@ -184,7 +169,12 @@ def copyable(x):
 
 def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
-    check(q, k, v)
+    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v)):
+        expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
     scale = 1 / math.sqrt(D) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     q, k, v = copyable(q), copyable(k), copyable(v)
@@ -217,7 +207,7 @@ def main():
     q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
-    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
+    theirs = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, is_causal=True)
     for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step

@@ -3,8 +3,8 @@
     paged(q, k_pages, v_pages, page_table, lengths, scale=None) -> o
 
 Compiled in: head_dim 128, bfloat16, a causal mask, 8 query heads for each head of keys and values, pages of 64. Batch,
-heads and lengths may be others, as far as the checks say; the launch is chosen for the problem at the end of this file.
-There is no autograd. It needs PyTorch and cuda-tile.
+heads and lengths may be others, as far as the checks say; the launch is chosen for the problem at the end. There is no
+autograd. It needs PyTorch and cuda-tile.
 
 Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
 python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal
@@ -25,6 +25,7 @@ from triton.testing import do_bench
 TILE_KEY, PAGE_SIZE, PIECE_COLUMNS, MEMBERS, QUERIES = 64, 64, 128, 8, 2
 LEAST, AT_ONCE, HEAD_DIM, TILE_QUERY, LN2 = -3.4028234663852886e38, 4, 128, 16, 0.6931471805599453
 LATENCY_KEY, COLUMNS, LATENCY_VALUE, INVERSE_LN2 = 8, 128, 8, 1.4426950408889634
+GROUP = 8  # query heads for each head of keys and values
 
 
 def load_key_from_pages(K, batch, kv_head, j):
@@ -79,8 +80,7 @@ def fmha_decode(Q, K, V, Table, Lengths, Partials, LSE, scale):
             key_index = j * TILE_KEY + ct.arange(TILE_KEY, dtype=ct.int32)[:, None]
             v = ct.where(key_index < length, v, 0)
         # As step 2's softmax, in base 2: weights [query, key], correction [query, 1], new maximum (over ln 2).
-        scale_2 = scale
-        scale_2 = scale_2 * INVERSE_LN2  # of a whole row: the maximum can be taken before scaling, because scale > 0
+        scale_2 = scale * INVERSE_LN2  # of a whole row: the maximum can be taken before scaling, because scale > 0
         new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale_2)
         weights = ct.exp2(scores * scale_2 - new_max, flush_to_zero=True)
         correction = ct.exp2(row_max - new_max, flush_to_zero=True)
@@ -119,26 +119,10 @@ def merge(Partials, LSE, Out):
     ct.store(Out, (batch, kv_head, member, i, piece), o, allow_tma=False)
 
 
-GROUP = 8  # query heads for each head of keys and values
-
-
 def expect(name, wanted, came, fits=None):
     """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
     if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check(q, k_pages, v_pages, page_table, lengths):
-    """Raise ValueError for what the kernel was not compiled for."""
-    pages = [*k_pages.shape[:1], 64, *k_pages.shape[2:3], HEAD_DIM]
-    shapes = {"q": [*q.shape[:2], 1, HEAD_DIM], "k_pages": pages, "v_pages": pages}
-    for (name, shape), x in zip(shapes.items(), (q, k_pages, v_pages)):
-        expect(name, f"torch.bfloat16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
-    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
-    heads = GROUP * k_pages.shape[2]
-    expect("q", f"{GROUP} heads for each of k_pages', {heads}", q.shape[1], q.shape[1] == heads)
-    rows = [(x.dtype, *x.shape[:1]) for x in (page_table, lengths)]
-    expect("page_table and lengths", [(torch.int32, q.shape[0])] * 2, rows)
 
 
 KERNEL = ct.kernel(fmha_decode, occupancy=2)
@@ -163,7 +147,15 @@ def paged(q, k_pages, v_pages, page_table, lengths, scale=None):
     k_pages and v_pages: [pages, 64, kv_heads, head_dim]. page_table: int32 [batch, pages of the longest],
     the numbers of a sequence's pages. lengths: int32 [batch], keys of each sequence. Nobody checks what they hold.
     """
-    check(q, k_pages, v_pages, page_table, lengths)
+    pages = [*k_pages.shape[:1], 64, *k_pages.shape[2:3], HEAD_DIM]
+    shapes = {"q": [*q.shape[:2], 1, HEAD_DIM], "k_pages": pages, "v_pages": pages}
+    for (name, shape), x in zip(shapes.items(), (q, k_pages, v_pages)):
+        expect(name, f"torch.bfloat16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    heads = GROUP * k_pages.shape[2]
+    expect("q", f"{GROUP} heads for each of k_pages', {heads}", q.shape[1], q.shape[1] == heads)
+    rows = [(x.dtype, *x.shape[:1]) for x in (page_table, lengths)]
+    expect("page_table and lengths", [(torch.int32, q.shape[0])] * 2, rows)
     return decode(q, (k_pages, v_pages, page_table, lengths), k_pages.shape[2], page_table.shape[1] * 64, scale)
 
 

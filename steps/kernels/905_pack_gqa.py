@@ -3,8 +3,8 @@
     attention(q, k, v, scale=None) -> o
 
 Compiled in: head_dim 128, bfloat16, no mask, 8 query heads for each head of keys and values. Batch, heads and lengths
-may be others, as far as the checks say; the launch is chosen for the problem at the end of this file. Tensors are
-[batch, heads, length, head_dim]. There is no autograd. It needs PyTorch and cuda-tile.
+may be others, as far as the checks say; the launch is chosen for the problem at the end. Tensors are [batch, heads,
+length, head_dim]. There is no autograd. It needs PyTorch and cuda-tile.
 
 Made from step 905 pack_gqa (A group in a tile) of the FMHA tutorial by
 python -m steps.export pack_gqa --head-dim 128 --seq-len 16 --seq-len-kv 8192 --dtype bfloat16 --no-causal
@@ -18,11 +18,12 @@ from functools import partial
 
 import cuda.tile as ct
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
 ROWS, TOGETHER, HEAD_DIM, TILE_QUERY, LEAST = 16, 8, 128, 128, -3.4028234663852886e38
 TILE_KEY, INVERSE_LN2 = 128, 1.4426950408889634
+TILE_Q = 16  # queries of a tile
+GROUP = 8  # query heads for each head of keys and values
 
 
 def softmax_exp2(scores, row_max, scale):
@@ -48,8 +49,7 @@ def divide_approximately(accumulator, row_sum):
 
 
 def fmha(Q, K, V, Out, scale):
-    tiles = ct.cdiv(Q.shape[3], ROWS) * Q.shape[1] * Q.shape[0]
-    for n in range(ct.bid(0), tiles, ct.num_blocks(0)):
+    for n in range(ct.bid(0), ct.cdiv(Q.shape[3], ROWS) * Q.shape[1] * Q.shape[0], ct.num_blocks(0)):
         # Tile of queries, head and batch of the tile of this number.
         tiles_a_head, heads = ct.cdiv(Q.shape[3], ROWS), Q.shape[1]
         head = n // tiles_a_head
@@ -72,20 +72,14 @@ def fmha(Q, K, V, Out, scale):
             scores = ct.mma(q, k, ct.zeros((TILE_QUERY, TILE_KEY), ct.float32))
             # Online softmax and PV product: maxima, sums and output with one more tile of keys.
             weights, correction, row_max = softmax_exp2(scores, row_max, scale)  # [query, key], [query, 1], [query, 1]
-            row_sum = row_sum * correction
-            row_sum = row_sum + ct.sum(weights, axis=1, keepdims=True)
+            row_sum = (row_sum * correction) + ct.sum(weights, axis=1, keepdims=True)
             accumulator = accumulator * correction
             # The j-th tile of values, with zeros past their end: the weights there are zero, but 0 * NaN is not.
             v = ct.load(V, (batch, head, j, 0), (1, 1, TILE_KEY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
-            v = ct.reshape(v, (TILE_KEY, HEAD_DIM))
-            accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)
+            accumulator = ct.mma(ct.astype(weights, V.dtype), ct.reshape(v, (TILE_KEY, HEAD_DIM)), accumulator)
         # Normalize and store; rows past the end are dropped.
         o = ct.astype(divide_approximately(accumulator, row_sum), Out.dtype)
         ct.store(Out, (batch, head, 0, i, 0), ct.reshape(o, shape))
-
-
-TILE_Q = 16  # queries of a tile
-GROUP = 8  # query heads for each head of keys and values
 
 
 def expect(name, wanted, came, fits=None):
@@ -94,8 +88,11 @@ def expect(name, wanted, came, fits=None):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
 
 
-def check(q, k, v):
-    """Raise ValueError for what the kernel was not compiled for."""
+KERNEL = ct.kernel(fmha, num_worker_warps=8)
+
+
+def attention(q, k, v, scale=None):
+    """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     shapes = {"q": [*q.shape[:3], HEAD_DIM], "k": [*q.shape[:1], *k.shape[1:3], HEAD_DIM], "v": [*k.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.bfloat16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
@@ -103,14 +100,6 @@ def check(q, k, v):
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("q", f"{GROUP} heads for each of k's {k.shape[1]}", q.shape[1], q.shape[1] == GROUP * k.shape[1])
     expect("k", f"a multiple of {TILE_KEY} keys", k.shape[2], k.shape[2] % TILE_KEY == 0)
-
-
-KERNEL = ct.kernel(fmha, num_worker_warps=8)
-
-
-def attention(q, k, v, scale=None):
-    """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
-    check(q, k, v)
     scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -145,7 +134,7 @@ def main():
     q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for shape in shapes)
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
-    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=False, enable_gqa=True)
+    theirs = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, is_causal=False, enable_gqa=True)
     for name, mine, its, wanted in [("o", ours(), theirs(), exact(q, k, v))]:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
         error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step

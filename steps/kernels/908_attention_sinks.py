@@ -3,11 +3,10 @@
     attention(q, k, v, sinks, scale=None) -> o
 
 Compiled in: head_dim 64, bfloat16, a sliding window of 128, 8 query heads for each head of keys and values. Batch,
-heads and lengths may be others, as far as the checks say; the launch is chosen for the problem at the end of this file.
-Tensors are [batch, heads, length, head_dim]. A sink, float32 [heads], is a logit that takes part in every softmax of
-its head and has no value. Query i sees keys 0 to i, also where the lengths differ. There is no autograd. It needs
-PyTorch and Triton 3.9. Not included: a hook in Triton by which the tutorial rewrites PTX (descriptors of wgmma are made
-where they are used, fewer barriers between warps).
+heads and lengths may be others, as far as the checks say; the launch is chosen for the problem at the end. Tensors are
+[batch, heads, length, head_dim]. A sink, float32 [heads], is a logit that takes part in every softmax of its head and
+has no value. Query i sees keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton
+3.9. Not included: the tutorial's hook in Triton that rewrites PTX (descriptors of wgmma, barriers).
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
 barrier      slots  arrivals  who arrives           who waits, and the parity of the first wait
@@ -41,9 +40,11 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.testing import do_bench
 
-QUERY_STAGES, WARPGROUPS, ROWS, HEAD_DIM, STAGES = map(gl.constexpr, (2, 2, 64, 64, 2))
-TILE_KEY, VALUE_DIM, TILE_QUERY, GROUP_SIZE, WINDOW = map(gl.constexpr, (64, 64, 64, 4, 128))
-TOGETHER, LOG2E, LEAST, OUTPUT_COLUMNS = map(gl.constexpr, (2, 1.4426950408889634, -3.4028234663852886e38, 64))
+QUERY_STAGES, WARPGROUPS, ROWS, HEAD_DIM, STAGES, TILE_KEY, VALUE_DIM = map(gl.constexpr, (2, 2, 64, 64, 2, 64, 64))
+TILE_QUERY, GROUP_SIZE, WINDOW, TOGETHER, LOG2E = map(gl.constexpr, (64, 4, 128, 2, 1.4426950408889634))
+LEAST, OUTPUT_COLUMNS = map(gl.constexpr, (-3.4028234663852886e38, 64))
+GROUP = 8  # query heads for each head of keys and values
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
 ACCUMULATOR = OUTPUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2))
@@ -148,7 +149,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
     mbarrier.wait(barriers.key_full.index(0), 0)
     issued = issue_scores(query_of(tiles.query, 0, warpgroup), tiles.key, 0)
     while n < last:
-        # (head, batch) and index of a tile of queries in its head, from the tile's number.
+        # Which queries, and keys, belong to the n-th tile of the order.
         number = gl.load(work.order + n)
         head = number // work.tiles_a_head
         head, batch, i = head % work.heads, head // work.heads, number % work.tiles_a_head
@@ -307,31 +308,10 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, Si
     ], [4, 1], [104, 24])  # fmt: skip
 
 
-GROUP = 8  # query heads for each head of keys and values
-D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
-
-
 def expect(name, wanted, came, fits=None):
     """Raise ValueError unless this fits; where nothing is said of that, unless what came is what is wanted."""
     if not (came == wanted if fits is None else fits):
         raise ValueError(f"{name}: expected {wanted}, got {came}")
-
-
-def check(q, k, v, sinks):
-    """Raise ValueError for what the kernel was not compiled for."""
-    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:1], *k.shape[1:3], D], "v": [*k.shape]}
-    for (name, shape), x in zip(shapes.items(), (q, k, v)):
-        expect(name, f"torch.bfloat16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
-        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
-        expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
-    for name, x in {"sinks": sinks}.items():
-        wanted = f"contiguous torch.float32 {[*q.shape[1:2]]} on {q.device}"
-        expect(name, wanted, f"{'contiguous ' * x.is_contiguous()}{x.dtype} {[*x.shape]} on {x.device}")
-    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
-    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
-    expect("q", f"{GROUP} heads for each of k's {k.shape[1]}", q.shape[1], q.shape[1] == GROUP * k.shape[1])
-    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
-    expect("k", "a key for every query", k.shape[2], q.shape[2] - 128 < k.shape[2])
 
 
 def deal_in_sections(lengths, firsts, lines, blocks):
@@ -360,7 +340,19 @@ def deal(lines, seq_len_q, seq_len_kv, blocks, device):
 
 def attention(q, k, v, sinks, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
-    check(q, k, v, sinks)
+    shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:1], *k.shape[1:3], D], "v": [*k.shape]}
+    for (name, shape), x in zip(shapes.items(), (q, k, v)):
+        expect(name, f"torch.bfloat16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
+        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
+        expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
+    for name, x in {"sinks": sinks}.items():
+        wanted = f"contiguous torch.float32 {[*q.shape[1:2]]} on {q.device}"
+        expect(name, wanted, f"{'contiguous ' * x.is_contiguous()}{x.dtype} {[*x.shape]} on {x.device}")
+    expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
+    expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
+    expect("q", f"{GROUP} heads for each of k's {k.shape[1]}", q.shape[1], q.shape[1] == GROUP * k.shape[1])
+    expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
+    expect("k", "a key for every query", k.shape[2], q.shape[2] - 128 < k.shape[2])
     scale = 1 / math.sqrt(D) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
