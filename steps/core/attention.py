@@ -499,7 +499,7 @@ def _best(problem: Problem, target: str, direction: str, repeats: bool, but: str
     """As ``best``; but: of which backend no step is wanted."""
 
     def among(step: Step) -> bool:
-        return step.backend != but and (step.deterministic or not repeats or direction != "backward")
+        return step.backend != but and (direction != "backward" or not repeats or step.deterministic)
 
     return best(problem, target, _recorded(direction), direction, among)
 
