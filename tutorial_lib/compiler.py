@@ -438,7 +438,8 @@ def _keep_for_launches(bytecode: bytes, arch: str, cubin: bytes) -> None:
     folder, version = default_tile_context.config.cache_dir, _get_compiler_version_string()
     if folder and version:  # else cuTile keeps nothing
         cache_store(folder, cache_key(version, arch, OPTIMIZATION, bytecode), cubin)
-        evict_lru(folder, default_tile_context.config.cache_size_limit)  # else only after compilations of cuTile's own
+        with suppress(OSError):  # where nothing can be kept there
+            evict_lru(folder, default_tile_context.config.cache_size_limit)  # else only after cuTile's own compilations
 
 
 def _threads_of_block(cubin: bytes) -> int | None:

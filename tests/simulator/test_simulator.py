@@ -288,7 +288,7 @@ def test_another_kernel_than_that_of_the_steps_own_problem_is_told(capsys, tmp_p
     assert f"{told}B=4 H=32 S=4096 D=128 fp16 causal: --seq-len 2048 has that." in capsys.readouterr().out
     _, shape = asked("fused_pre_post")  # whose kernel for few heads is another
     assert "--heads 16 --seq-len 4096 has that" in simulate.another_kernel("fused_pre_post", shape)
-    for option, own in (("--no-causal", "D=128 fp16 full"), ("--head-dim=64", "D=64 fp16 causal")):  # of that size as well
+    for option, own in (("--no-causal", "D=128 fp16 full"), ("--head-dim=64", "D=64 fp16 causal")):
         _, shape = asked("next_softmax_first", option, "--seq-len", 300)
         found = simulate.another_kernel("next_softmax_first", shape)
         assert found.startswith(f"{told}B=4 H=32 S=4096 {own}: --seq-len "), found
