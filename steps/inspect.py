@@ -9,6 +9,7 @@ Exit status: 0 done; 2 the request makes no sense, or the compiler is missing, t
 from __future__ import annotations
 
 import argparse
+import hashlib
 import linecache
 import pydoc
 import sys
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING
 from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
 from tutorial_lib.compiled import Compiled, from_fields
 from tutorial_lib.compiler import AMD_ARCHITECTURES, CUTILE_ARCHITECTURES, CompilerError, keep, read_kept
-from tutorial_lib.identity import of_sources
 from tutorial_lib.problem import SHORT_DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "sm_90"  # of all steps together
 WARP, WAVE = 32, 64  # threads
+ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("cuda-tile", "nvidia-cuda-tileiras", "triton")  # whose versions decide what a kernel becomes
 
 
@@ -161,22 +162,25 @@ def launch_of(step, problem: Problem, arch: str, compiled: Compiled) -> str:
     """A line: launch rule, tile, warps, stages and blocks; and which warps get how many registers by setmaxnreg."""
     _, constants = getattr(step, "base", step).entry(problem, arch)
     variant, warp = constants.get("variant"), WAVE if arch in AMD_ARCHITECTURES else WARP
-    told = [f"rule {', '.join(step.choices(problem, arch))}"]
+    named = step.choices(problem, arch)
+    rules = [name for name in named if not name.startswith("Own_")]  # so begins that of a tile which no rule gives
+    told = [f"rule {', '.join(rules)}"] if rules else []
     if tile := getattr(variant, "tile", None):
-        told.append(f"tile of {tile.query} queries and {tile.key} keys")
+        size = f"{tile.query} queries and {tile.key} keys"
+        told.append(f"tile of {size}" if rules else f"tile of its own ({size})")
     told.append(f"{compiled.threads // warp} warps")
     if stages := getattr(variant, "stages", None):
-        told.append(f"{stages} stages of keys and values")
+        told.append(f"{stages} stages")
     told += [f"{compiled.blocks:,} blocks"] if compiled.blocks else []
     line = f"Launch: {', '.join(told)}."
     budgets = getattr(variant, "budgets", ())
     if budgets and "setmaxnreg" in (compiled.ptx or ""):
         first, given = variant.warps, []
         for warps, registers in zip(variant.workers, budgets):
-            given.append(f"{registers} to warp {first}" + (f" to {first + warps - 1}" if warps > 1 else ""))
+            given.append(f"{registers} to {f'warps {first} to {first + warps - 1}' if warps > 1 else f'warp {first}'}")
             first += warps
         line += " Registers are those of a thread at launch: setmaxnreg then gives "
-        line += f"{', '.join(given)}, and what is left to warp 0 to {variant.warps - 1}."
+        line += f"{', '.join(given)}, and what is left to warps 0 to {variant.warps - 1}."
     return line
 
 
@@ -194,9 +198,11 @@ def remembered(options: argparse.Namespace) -> Examined | None:
 def identity(options: argparse.Namespace) -> bytes:
     """What an answer depends on: the question, this project's source and the compilers' versions."""
     question = {name: value for name, value in vars(options).items() if name not in ("text", "output")}
-    files = [Path(name) for name in (options.step, options.against) if name and name.endswith(".py")]
+    files = [*ROOT.glob("steps/**/*.py"), *ROOT.glob("tutorial_lib/*.py")]
+    files += [Path(name) for name in (options.step, options.against) if name and name.endswith(".py")]
+    sources = [(str(path), path.read_bytes()) for path in sorted(files) if path.exists()]
     versions = [version(package) for package in PACKAGES]
-    return repr((question, versions)).encode() + of_sources(*files)
+    return repr((question, versions)).encode() + hashlib.sha256(repr(sources).encode()).digest()
 
 
 OF_THE_PROBLEM = ("seq_len", "seq_len_kv", "head_dim", "dtype", "causal")

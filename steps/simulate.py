@@ -140,7 +140,7 @@ def _problem(options: argparse.Namespace, step):
 
 
 def _has_own_kernel(step, problem) -> bool:
-    """Whether ``problem`` has the kernel of the step's own problem, but for tiles that are full or not.
+    """Whether ``problem`` has the kernel that it has at the size of the step's own, but for tiles that are full or not.
 
     A file's is for one of both.
     """
@@ -153,28 +153,37 @@ def _has_own_kernel(step, problem) -> bool:
         return False
     if isinstance(step, WrittenStep):
         return True
-    own = step.default_problem
+    own = _at_own_size(step, problem)
     pairs = ((own.seq_len_q, problem.seq_len_q), (own.seq_len_kv, problem.seq_len_kv))
     as_full = replace(own, **lengths_of(own, *(length + asked % LARGEST_TILE for length, asked in pairs)))
     return step.entry(problem, step.made_for) == step.entry(as_full, step.made_for)
 
 
+def _at_own_size(step, problem):
+    """``problem`` in the size of the step's own."""
+    from dataclasses import replace
+
+    from steps.core.problems import SIZES
+
+    return replace(problem, **{name: getattr(step.default_problem, name) for name in SIZES})
+
+
 def another_kernel(name: str, problem) -> str | None:
-    """Says so where ``problem`` differs from the step's own in size alone, and has another kernel nevertheless.
+    """Says so where ``problem`` has another kernel than at the size of the step's own problem.
 
     A file refuses what its kernel is not for.
     """
     from steps import get_step
-    from steps.core.problems import alike, as_options, smaller
+    from steps.core.problems import as_options, smaller
 
     if name.endswith(".py"):
         return None
     step = get_step(name)
-    own = step.default_problem
-    if not alike(own, problem) or _has_own_kernel(step, problem):
+    if _has_own_kernel(step, problem):
         return None
+    own = _at_own_size(step, problem)
     found = next((small for small in smaller(own) if _has_own_kernel(step, small)), own)
-    return f"Not the kernel of the step's own problem, {own.describe()}: {as_options(found, problem)} has that."
+    return f"Not the kernel of the step's own size, {own.describe()}: {as_options(found, problem)} has that."
 
 
 class Examination:

@@ -125,6 +125,7 @@ class Keys:
 
         compiler._compile, compiler._kept = made, lambda identity, make: make()
         cutile_cache._cache.cache_store = lambda folder, key, code: self.found.append(key)
+        cutile_cache._cache.evict_lru = lambda folder, limit: None
         _compile.cache_lookup, launching._interpret = found, launch
         for module in (decoding, gradients, paged_decoding, skeleton):
             module.target_of = lambda device: "sm_90"  # whose tiles others than the interpreter's are

@@ -45,7 +45,7 @@ OLDEST = (13, 4)  # the release of tileiras that can explain itself and knows al
 
 REQNTID = b"\x04\x10\x0c\x00"  # an attribute of a kernel with 12 bytes: threads of a block along three axes
 
-OPTIMIZATION = 3  # level of tileiras's, which cuTile takes by itself
+OPTIMIZATION = 3  # tileiras's optimization level; cuTile's default
 
 FORMAT = 5  # of what is kept on disk: a change here makes everything be compiled again
 
@@ -433,11 +433,13 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
 def _keep_for_launches(bytecode: bytes, arch: str, cubin: bytes) -> None:
     """Put machine code where cuTile looks for it when the kernel is launched, also by another process."""
     from cuda.tile._compile import _get_compiler_version_string, default_tile_context
-    from cutile_cache._cache import cache_key, cache_store  # cuda-tile 1.7 has no public names for it
+    from cutile_cache._cache import cache_key, cache_store, evict_lru  # cuda-tile 1.7 has no public names for it
 
     folder, version = default_tile_context.config.cache_dir, _get_compiler_version_string()
     if folder and version:  # else cuTile keeps nothing
         cache_store(folder, cache_key(version, arch, OPTIMIZATION, bytecode), cubin)
+        with suppress(OSError):  # where nothing can be kept there
+            evict_lru(folder, default_tile_context.config.cache_size_limit)  # else only after cuTile's own compilations
 
 
 def _threads_of_block(cubin: bytes) -> int | None:

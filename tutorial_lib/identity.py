@@ -32,13 +32,6 @@ def inside(path: str) -> str:
     return place.relative_to(ROOT).as_posix() if place.is_relative_to(ROOT) else place.name
 
 
-def of_sources(*more: Path) -> bytes:
-    """A digest of this project's source, and of more files, as they lie on disk now."""
-    files = [*ROOT.glob("steps/**/*.py"), *ROOT.glob("tutorial_lib/*.py"), *more]
-    told = [(str(path), path.read_bytes()) for path in sorted(files) if path.exists()]
-    return hashlib.sha256(repr(told).encode()).digest()
-
-
 @cache
 def use_relative_paths() -> None:
     """From now on cuTile writes paths inside the project where it would write those of this machine.

@@ -36,12 +36,7 @@ NAMES = {  # of the host code's constants, and what kernels call them
     "tile_key": ("TILE_K", "TILE_KEY", "keys of a tile"),
     "group_size": ("GROUP", "GROUP_SIZE", "query heads for each head of keys and values"),
 }
-WORDS = {  # what kernels say of the project, and what stands for it in a program
-    " (see adding.py)": "",
-    " (see shared_fours)": "",
-    ": see shared_fours": "",
-}
-NO_PADDING = {", or the key is padding": "", ", or there is no key": ""}
+NO_PADDING = (", or the key is padding", ", or there is no key")  # what is not said where no tile is ragged
 CHOSEN = (
     "mma exp2 load_order latency occupancy approx_division larger_tile persistent mask_loop "
     "explicit swizzle split_q stages gluon_larger_tile "
@@ -121,15 +116,18 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
     launch = with_lse(step, launch) if lse else launch
     kernels = {name: (entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
     text = without_docstring(flat_text(*kernels.values(), alone=True))
-    for said, instead in WORDS.items() if launch.values["ragged"] else (WORDS | NO_PADDING).items():
-        text = text.replace(said, instead)
+    for said in () if launch.values["ragged"] else NO_PADDING:
+        text = text.replace(said, "")
     names: dict[str, Raw] = {}
     for name, (entry, _) in kernels.items():
         names[name] = Raw(fresh(plain_function(entry).__name__, names.values()))
     values = {**common(step, problem, arch, lse), **launch.values, **names, "lse": lse}
     values |= {name: _constant(text, layout) for name, layout in launch.layouts.items()}
     constants, host = host_code((*launch.hosts, "main"), values, text)
-    text = joined(CONSTANTS.sub(lambda found: found[0] + constants, text, count=1), host)
+    text, places = CONSTANTS.subn(lambda found: found[0] + constants, text, count=1)
+    if constants and not places:
+        raise Unsupported(f"step {step.label} cannot be exported: its kernel has no constants to put the host's beside")
+    text = joined(text, host)
     if found := re.search(r"^(?:from|import) (?:steps|tutorial_lib)\b.*", text, re.MULTILINE):
         raise Unsupported(f"step {step.label} cannot be exported: it needs `{found[0]}`")
     return launch, text

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from steps.core.step import TorchStep, target_of
+from steps.measuring.ahead import compile_quietly
 from steps.measuring.bench import input_sets
 from steps.measuring.drawing import TIMED, Drawn
 from tutorial_lib import accuracy, timing
@@ -49,10 +50,11 @@ KEPT_ON_DISK = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"  # what flash-attn-4 com
 
 @dataclass(frozen=True)
 class Called:
-    """Compiles all that a timed call launches, by calling it: compilers keep it on disk, for the process that times.
+    """Compiles all that a timed call launches: compilers keep it on disk, for the process that times.
 
-    For ``compile_ahead``, which takes it for a step. flash-attn-4 needs ``KEPT_ON_DISK`` in the environment. No turn on
-    the GPU is taken: compilers take seconds, for which all others would wait, and a call some milliseconds.
+    For ``compile_ahead``, which takes it for a step. The kernels of steps are compiled without a turn on the GPU:
+    compilers take seconds, for which all others would wait. A call in a turn brings what a launch alone compiles, such
+    as flash-attn-4, which needs ``KEPT_ON_DISK`` in the environment.
     steps: as ``chosen_steps`` has them; or a peer alone, whose gradients autograd knows.
     """
 
@@ -63,9 +65,12 @@ class Called:
     def compile(self, problem: Problem, arch: str) -> None:
         import torch
 
-        self._call(problem)
-        if self.device == "cuda":
-            torch.cuda.empty_cache()  # others compile at the same time, with inputs of their own
+        for step in self.steps:
+            compile_quietly(step, problem, arch)
+        with gpu_turn(self.device):
+            self._call(problem)
+            if self.device == "cuda":
+                torch.cuda.empty_cache()  # others compile at the same time, with inputs of their own
 
     def _call(self, problem: Problem) -> None:
         import torch

@@ -254,18 +254,27 @@ def _broken(line: str) -> str:
     if " = " in line.partition("(")[0] and not margin:  # a constant
         return _hung(line.removesuffix(SKIP))
     begin = margin + 4 * " " * (1 + line.startswith(f"{margin}def "))
-    return textwrap.fill(line, LINE_LENGTH, subsequent_indent=begin, break_on_hyphens=False)
+    return "\n".join(_wrapped(_unbroken(line), begin)).replace("\xa0", " ")
+
+
+def _unbroken(text: str) -> str:
+    """The text of a call with spaces in strings, and in ``SKIP``, at which no line ends."""
+    return re.sub(rf'"[^"]*"|{SKIP}$', lambda found: found[0].replace(" ", "\xa0"), text)
+
+
+def _wrapped(text: str, begin: str) -> list[str]:
+    """The lines of a text, which end at spaces alone. begin: of all but the first."""
+    how = {"subsequent_indent": begin, "break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, LINE_LENGTH, **how)
 
 
 def _hung(line: str) -> str:
     """A constant that is too long for a line, in several. None ends inside a list of numbers, or in a text."""
     front, value = re.match(r"((?:[\w, ]+ = )+)(.*)", line).groups()
     call, _, inner = (value if value.endswith(")") else f"({value})").partition("(")
-    together = re.sub(r'"[^"]*"', lambda text: text[0].replace(" ", "\xa0"), inner + SKIP.replace(" ", "\xa0"))
-    together = re.sub(r", (?=[^][(]*])", ",\xa0", together)
+    together = re.sub(r", (?=[^][(]*])", ",\xa0", _unbroken(inner + SKIP))
     together = f"{front}{call}(".replace(" ", "\xa0") + f" {together}"  # the first line may end with the bracket
-    how = {"subsequent_indent": "    ", "break_long_words": False, "break_on_hyphens": False}
-    first, *more = textwrap.wrap(together, LINE_LENGTH, **how)
+    first, *more = _wrapped(together, "    ")
     return "\n".join([first.replace("( ", "(", 1), *more]).replace("\xa0", " ")
 
 

@@ -13,10 +13,8 @@ import importlib.util
 import json
 import re
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 from steps.core.fused import FusedStep
@@ -28,10 +26,8 @@ from steps.core.quantized import QuantizedStep
 from steps.core.step import DEFAULT_ARCH, Step, Unsupported
 from steps.writing.flat import flatten
 from steps.writing.program import Program
-from tutorial_lib import compiler
 from tutorial_lib.compiler import cache_folder
 from tutorial_lib.files import write_whole
-from tutorial_lib.identity import of_sources
 from tutorial_lib.problem import Problem
 
 HEADER = "Which kernel this is."  # stands where the title will
@@ -61,24 +57,9 @@ def written_out(step: FusedStep, problem: Problem, arch: str | None = None, keep
 def flat_text(
     *kernels: tuple[object, tuple[tuple[str, object], ...]], keep: frozenset[str] = frozenset(), alone: bool = False
 ) -> str:
-    """The text of kernels, made once for all problems that they are compiled for with the same constants.
-
-    To make it takes seconds. That of kernels in Gluon and Triton, which know a key of all that they call, is kept on
-    disk: a chapter shows the step before beside its own.
-    """
+    """The text of kernels, made once for all problems that they are compiled for with the same constants."""
     (entry, bound), *others = [(entry, dict(constants)) for entry, constants in kernels]
-
-    def made() -> str:
-        return flatten(entry, bound, *others, header=HEADER, keep=keep, alone=alone)
-
-    if not all(hasattr(entry, "cache_key") for entry, _ in kernels):
-        return made()
-    known = [(entry.cache_key, [(name, str(value)) for name, value in constants]) for entry, constants in kernels]
-    key = repr((known, sorted(keep), alone, version("libcst"))).encode() + of_sources()
-    with suppress(OSError, ValueError, KeyError):  # not there, or not ours
-        return compiler.read_kept(key)["text"]
-    compiler.keep(key, {"text": (text := made())})
-    return text
+    return flatten(entry, bound, *others, header=HEADER, keep=keep, alone=alone)
 
 
 def places(step: FusedStep, problem: Problem, arch: str | None = None) -> list[tuple[str, str, str]]:

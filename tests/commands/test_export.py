@@ -206,6 +206,14 @@ def test_gradients_of_packed_sequences_are_refused(name):
         standalone(get_step(name), asked)
 
 
+def test_the_hosts_constants_are_not_left_out(monkeypatch):
+    """Where there are none of the kernel that they could stand with."""
+    monkeypatch.setattr("steps.exporting.standalone.CONSTANTS", re.compile("there are none"))
+    step = get_step("explicit")
+    with pytest.raises(Unsupported, match="its kernel has no constants"):
+        standalone(step, step.default_problem)
+
+
 @sampled(core=lambda step: step.name == "wgmma")
 @pytest.mark.parametrize("step", [s for s in KEPT if s.backend in ("hopper", "blackwell")], ids=lambda step: step.name)
 def test_a_program_returns_the_log_sum_exp_where_it_is_asked_for(step, launches):

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -45,12 +46,19 @@ def test_inspect_says_how_a_step_is_launched(again):
     """And that registers are those at launch, where warps change them."""
     out = call("producer")[1]
     launch = "Launch: rule SM90_TwoGroups_128x128, tile of 128 queries and 128 keys, 12 warps"
-    given = "setmaxnreg then gives 168 to warp 4 to 7, 24 to warp 8, and what is left to warp 0 to 3."
-    assert (
-        f"{launch}, 2 stages of keys and values, 4,096 blocks. Registers are those of a thread at launch: {given}\n"
-        in out
-    )
+    given = "setmaxnreg then gives 168 to warps 4 to 7, 24 to warp 8, and what is left to warps 0 to 3."
+    assert f"{launch}, 2 stages, 4,096 blocks. Registers are those of a thread at launch: {given}\n" in out
     assert "setmaxnreg" not in call("wgmma")[1]
+
+
+def test_inspect_says_how_a_backward_step_is_launched():
+    """Its stages hold queries and dO."""
+    out = call("decoupled_warpgroups")[1]
+    assert re.search(r"^Launch: rule \w+, tile of \d+ queries and \d+ keys, \d+ warps, \d stages, ", out, re.MULTILINE)
+
+
+def test_inspect_says_that_a_tile_is_of_no_rule():
+    assert "\nLaunch: tile of its own (64 queries and 64 keys), 4 warps, " in call("explicit")[1]
 
 
 def test_inspect_is_instant_the_second_time():

@@ -1,11 +1,13 @@
 """The flattener on small functions: its text does what the source does, and holds no more than what runs."""
 
+import ast
 from dataclasses import replace
 
 import pytest
 
 from steps.writing import program, values
-from steps.writing.flat import flatten
+from steps.writing.flat import SKIP, _broken, flatten
+from steps.writing.trees import LINE_LENGTH
 from steps.writing.values import CannotFlatten
 from tests.core import flat_source
 from tests.core.flat_source import Choice, Choices, both_ways, double, triple
@@ -141,3 +143,12 @@ def test_what_has_no_plain_form_is_named():
 def test_the_same_text_every_time():
     bound = {"choice": Choice(False, 3)}
     assert flatten(flat_source.branches, bound) == flatten(flat_source.branches, bound)
+
+
+@pytest.mark.parametrize("length", range(1, LINE_LENGTH - 20))
+def test_a_line_that_is_too_long_is_broken_beside_its_strings_and_its_comment(length):
+    """Wherever the last line ends: a comment in two would be no comment, and a string in two no string."""
+    line = "".join(["    call(", "x" * length, ", ", '"words in a string", more, ' * 9, "y)", SKIP])
+    text = _broken(line)
+    assert text.endswith(SKIP) and len(text.splitlines()) > 1 and max(map(len, text.splitlines())) <= LINE_LENGTH
+    assert ast.unparse(ast.parse(text.strip())) == ast.unparse(ast.parse(line.strip()))

@@ -4,14 +4,12 @@ import ast
 import io
 import re
 import tokenize
-from dataclasses import replace
 
 import pytest
 
 from steps import STEPS, Unsupported, get_step, show
 from steps.core.ladder import ROOT, part_of
 from steps.core.problems import FULL, standard
-from steps.writing import written
 from steps.writing.written import edited, read_step, write_step, written_out
 from tests.expected import EXPECTED, SAME, cases_of, is_written, kernels, name_of, same_compilers
 from tests.selection import sampled
@@ -111,26 +109,6 @@ def _before(step) -> list[str]:
         step = step.previous
         found.append(step.name)
     return found
-
-
-def test_a_text_is_made_once_and_kept_on_disk(monkeypatch, tmp_path):
-    """Until a kernel's function, its constants or this project's source change."""
-    step, made = get_step("explicit"), []
-
-    def text(**problem) -> str:
-        for known in (written.written_out, written.flat_text):
-            known.cache_clear()  # of this process
-        return written_out(step, replace(step.default_problem, **problem))
-
-    monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path))
-    first = text()
-    monkeypatch.setattr(written, "flatten", lambda *_, **__: made.append("again") or "another")
-    assert text() == first and not made
-    assert text(causal=False) == "another" and len(made) == 1
-    monkeypatch.setattr(written, "of_sources", lambda: b"edited")
-    assert text() == "another" and len(made) == 2
-    monkeypatch.undo()
-    assert text() == first
 
 
 @pytest.mark.parametrize(("name", "lines"), CAPS.items(), ids=lambda x: x)

@@ -132,6 +132,19 @@ def test_compiled_again_it_comes_from_disk(monkeypatch, tmp_path, tmp_path_facto
     assert CUTILE[-1].compile(EVEN, "sm_90") == first and len(made) == 2  # nothing can be kept there
 
 
+def test_cutiles_cache_is_held_to_its_size_limit(monkeypatch, tmp_path):
+    """Also where nothing is compiled but ahead."""
+    config = default_tile_context.config
+    monkeypatch.setattr(config, "cache_dir", str(tmp_path))
+    for limit, kept in ((60, [60]), (200, [60, 60])):
+        monkeypatch.setattr(config, "cache_size_limit", limit)
+        for bytecode in (b"one", b"another"):
+            compiler._keep_for_launches(bytecode, "sm_90", bytes(60))
+        assert [entry.size for entry in cache_entries(str(tmp_path))] == kept
+    monkeypatch.setattr(config, "cache_dir", "/proc/nowhere")
+    compiler._keep_for_launches(b"one", "sm_90", bytes(60))
+
+
 def test_a_kernel_is_kept_under_the_ptxas_that_made_it():
     """Whatever Triton was asked for in this process before, which it remembers."""
     from triton.backends.nvidia import compiler as nvidia

@@ -69,7 +69,7 @@ def events(monkeypatch):
     kind = SimpleNamespace(causes=(), poisoned=lambda inputs: (), make_ready=lambda *_: told.append("made ready"))
     kind.inputs = kind.reference = kind.yardstick = kind.errors_by_cause = lambda *_: ()
     kind.check = compared
-    for module in (bench, lesson):
+    for module in (bench, lesson, sweep):
         monkeypatch.setattr(module, "gpu_turn", turn)
     monkeypatch.setattr(lesson, "pass_of", lambda step: kind)
     monkeypatch.setattr(lesson, "describe_machine", lambda device: {"arch": "sm_90"})
@@ -91,14 +91,12 @@ def test_a_compiler_is_not_waited_for_in_a_turn(who, events):
         assert events == ["compiled", "begins", "compared", "ends"]
 
 
-def test_what_a_sweep_compiles_is_compiled_side_by_side(monkeypatch):
-    """By calls, of which none waits for another's compiler."""
-    called = []
-    monkeypatch.setattr(sweep, "gpu_turn", pytest.fail)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append("emptied"))
-    monkeypatch.setattr(sweep.Called, "_call", lambda *_: called.append("called"))
-    sweep.Called((), "forward").compile(problem(), "sm_90")
-    assert called == ["called", "emptied"]
+def test_what_a_sweep_compiles_is_compiled_side_by_side_and_called_in_turn(events, monkeypatch):
+    """None waits for another's compiler, and no call runs beside others' samples."""
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("emptied"))
+    monkeypatch.setattr(sweep.Called, "_call", lambda *_: events.append("called"))
+    sweep.Called((events.step,), "forward").compile(problem(), "sm_90")
+    assert events == ["compiled", "begins", "called", "emptied", "ends"]
 
 
 def test_the_baselines_kernels_are_looked_at_in_its_turn(monkeypatch):

@@ -283,12 +283,17 @@ def test_what_is_simulated_is_the_kernel_of_the_steps_own_problem(name, tmp_path
 
 
 def test_another_kernel_than_that_of_the_steps_own_problem_is_told(capsys, tmp_path):
-    told = "Not the kernel of the step's own problem, "
+    told = "Not the kernel of the step's own size, "
     assert main(["next_softmax_first", "--seq-len", "128", "--sites"]) == 0
     assert f"{told}B=4 H=32 S=4096 D=128 fp16 causal: --seq-len 2048 has that." in capsys.readouterr().out
     _, shape = asked("fused_pre_post")  # whose kernel for few heads is another
     assert "--heads 16 --seq-len 4096 has that" in simulate.another_kernel("fused_pre_post", shape)
-    assert simulate.another_kernel("fused_pre_post", asked("fused_pre_post", "--head-dim", 64)[1]) is None
+    for option, own in (("--no-causal", "D=128 fp16 full"), ("--head-dim=64", "D=64 fp16 causal")):
+        _, shape = asked("next_softmax_first", option, "--seq-len", 300)
+        found = simulate.another_kernel("next_softmax_first", shape)
+        assert found.startswith(f"{told}B=4 H=32 S=4096 {own}: --seq-len "), found
+        _, shape = asked("next_softmax_first", option)
+        assert simulate.another_kernel("next_softmax_first", shape) is None
     path = tmp_path / "mine.py"
     step = get_step("next_softmax_first")
     path.write_text(written_out(step, step.default_problem), encoding="utf-8")
