@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia import blackwell, hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from steps.backward_blackwell.lib import barrier_of_each, joint_barrier, numbers_of
+from steps.backward_hopper.lib import LN2
 from steps.gluon.softmax import exp2
 
 
@@ -66,7 +67,6 @@ def fmha_backward_dkdv(
     HEAD_DIM: gl.constexpr = variant.head_dim
     OWN: gl.constexpr = [1, 1, KEYS, HEAD_DIM]
     PASSING: gl.constexpr = [1, 1, QUERIES, HEAD_DIM]
-    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
     dtype: gl.constexpr = Q.dtype
 
     # --- shared memory; dK and dV leave from where K and V were ---

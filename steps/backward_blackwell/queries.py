@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia import blackwell, hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from steps.backward_blackwell.lib import barrier_of_each, joint_barrier, numbers_of
+from steps.backward_hopper.lib import LN2
 from steps.blackwell.columns import to_panels
 from steps.blackwell.together import cluster_ring
 from steps.gluon.softmax import exp2, tiles_to_visit
@@ -201,7 +202,6 @@ def fmha_backward_dq(
     HEAD_DIM: gl.constexpr = variant.head_dim
     OWN: gl.constexpr = [1, 1, QUERIES, HEAD_DIM]
     PASSING: gl.constexpr = [STAGES, 1, 1, KEYS, HEAD_DIM]
-    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dQ's is not
     dtype: gl.constexpr = Q.dtype
     query = gl.allocate_shared_memory(dtype, OWN, variant.shared)
     d_output = gl.allocate_shared_memory(dtype, OWN, variant.shared)

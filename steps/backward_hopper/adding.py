@@ -194,7 +194,7 @@ def store_for_adder(d_query, arrays, tiles, iteration, work, padded, warpgroup: 
 
 @gluon.jit
 def store_for_tma(d_query, tiles, waits: gl.constexpr, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Store a warpgroup's dQ where TMA reads it, and has read the last. A fence must follow.
+    """Store a warpgroup's dQ where TMA reads it, once TMA has read the one before. A fence must follow.
 
     waits: for TMA, for which somebody else may have waited.
     """

@@ -82,7 +82,7 @@ EARLY = Begin(await_kernels_before, let_next_begin, early=True)
 
 
 class Arrays(NamedTuple):
-    """Arrays in global memory, for TMA. numbers: log-sum-exps in base 2, and D below them [head, query]; sums: of dQ.
+    """Global memory, for TMA. numbers: log-sum-exps in base 2, and row sums (delta) below [head, query]; sums: of dQ.
 
     sums are in float32, in whole tiles. So are d_key and d_value where query heads have blocks of their own.
     """
@@ -234,7 +234,7 @@ def room_for_weights(variant: gl.constexpr):
 
 
 class Work(NamedTuple):
-    """A block's keys. first: its first tile of queries; a_head: how many of a head; cut: those below need a mask.
+    """A block's keys. first: first tile of queries; a_head: tiles of queries of a head; cut: those below need a mask.
 
     Where query heads have blocks of their own, head is such a head; else it is that of the keys. Of packed sequences,
     sequence: that which the keys are of; rows, key_rows: where its queries and its keys begin in scratch memory, in

@@ -78,7 +78,7 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.c
         variant.fence.first(barriers, iteration)
         variant.turns.give(barriers, warpgroup, variant)
 
-        # --- dQ of the iteration before, and dK; under dK's product dQ is added ---
+        # --- dQ of the iteration before, added under dK's product; iteration 0's, of an unwritten slot, is dropped ---
         mbarrier.wait(barriers.d_scores_full.index(before & 1), iteration - 1 >> 1 & 1)
         d_query = issue_own_d_query(tiles, before, warpgroup, variant)
         d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)

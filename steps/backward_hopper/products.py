@@ -113,7 +113,7 @@ def weigh(scores, lse, first_key, i, scale, work, variant: gl.constexpr):
         return weights, weights * gl.maximum(1.0 - parts * parts, 0.0)  # of what is hidden 0 and 0
 
 
-# A tile [key, query], and ``hidden`` where the mask hides.
+# It returns a tile [key, query] with ``hidden`` where the mask hides: 0 of weights, minus infinity of capped scores.
 @gluon.jit
 def hide(x, hidden: gl.constexpr, first_key, i, work, variant: gl.constexpr):
     if variant.causal or variant.ragged:
@@ -169,7 +169,7 @@ def in_registers(keys, variant: gl.constexpr):
 
 @gluon.jit
 def issue_from_registers(kept, keys, query, variant: gl.constexpr):
-    """Begin scores [key, query]: columns of K that are kept from registers, the others from shared memory."""
+    """Begin scores [key, query], with K from registers as far as it is kept there, else from shared memory."""
     KEPT: gl.constexpr = variant.kept
     REST: gl.constexpr = variant.added_up - KEPT
     none = gl.full([variant.keys, variant.tile.query], 0.0, gl.float32, variant.scores)
@@ -280,14 +280,14 @@ def free_each(barriers, iteration, variant: gl.constexpr):
 
 @gluon.jit
 def await_slot_with_d_output(barriers, iteration, variant: gl.constexpr):
-    """Likewise: both warpgroups said so of dO in the iteration before."""
+    """Wait until the slot of dS is free: both warpgroups have released dO of the iteration before."""
     told = (iteration + variant.stages - 1) // variant.stages & 1 ^ 1
     mbarrier.wait(barriers.d_output_empty.index((iteration + 1) % variant.stages), told)
 
 
 @gluon.jit
 def free_together(barriers, iteration, variant: gl.constexpr):
-    """Likewise: one word says both."""
+    """As ``free_each``: one word says both."""
     release(barriers.d_output_empty, iteration, variant.stages)
 
 

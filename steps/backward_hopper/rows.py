@@ -15,7 +15,7 @@ AT_ONCE = gl.constexpr(4096)  # rows that it loads at once: 8 a thread, as each 
 
 @gluon.jit
 def prepare_rows(aside, first_row, line, clear, rows: gl.constexpr, variant: gl.constexpr):
-    """A few rows of a head: the log-sum-exp in base 2; D, the sum of dO O over head_dim; zeros for dQ, if ``clear``.
+    """A few rows of a head: log-sum-exps in base 2; row sums (delta) of dO * O; zeros for dQ, if ``clear``.
 
     Rows past the end, and rows that see no key, get plus infinity: their weights will be zero. line: the head, among
     those of all batches. A lane has 16 columns of O and dO, in one row, which takes few addresses.
@@ -28,7 +28,7 @@ def prepare_rows(aside, first_row, line, clear, rows: gl.constexpr, variant: gl.
     row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
     there = row < aside.length
-    far = gl.minimum(row, aside.length - 1).to(gl.int64)  # all may be asked for, at once
+    far = gl.minimum(row, aside.length - 1).to(gl.int64)  # a row that exists, so that loads need no mask
     own = batch * aside.heads + head
     lse = gl.load(aside.lse + batch * of_lse[0] + head * of_lse[1] + far * of_lse[2])
     o_rows = aside.output + batch * of_o[0] + head * of_o[1] + (far[:, None] * of_o[2] + column[None, :])
@@ -131,13 +131,13 @@ def round_rows(
     row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
     offset = row[:, None] * D + column[None, :]
-    if by_tma and variant.adding.fours:  # in odd rows halves of 128 bytes have changed places: see shared_fours
-        offset = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
+    if by_tma and variant.adding.fours:
+        offset = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)  # odd rows: halves swapped
         offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
     own = batch.to(gl.int64) * aside.heads + head
     sums = gl.load(aside.sums + own * aside.padded * D + offset)
-    if variant.adding.fours:  # of 16 columns, they are two, and two that lie 8 further: see adding.py
-        column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
+    if variant.adding.fours:
+        column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)  # two, and 8 further two
     to = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
     target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
     target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
@@ -210,7 +210,7 @@ def scaled(
 
 @gluon.jit(do_not_specialize=["heads", "batches", "padded"])
 def gradient_of_sinks(DSinks, Sinks, Numbers, heads, batches, padded):
-    """A head's dsinks: minus the sum over its rows of the sink's weight, exp(sink - lse), times D.
+    """A head's dsinks: minus the sum over its rows of the sink's weight, exp(sink - lse), times delta.
 
     It reads what is made ready of every query. Rows past the end have no weight. The order of the sum is always the
     same.

@@ -141,8 +141,9 @@ class HopperGradients(TmaGradients):
         if self.rule(problem) is None:
             return f"its two warpgroups compute together, which has no tile for head_dim {problem.head_dim}"
         variant = self.variant(problem)
-        if variant.adds_keys and (lines := max(lines_rounded(problem, variant))) > MOST_BLOCKS:
-            return f"its sums are of {lines} heads, which no grid holds: it has at most {MOST_BLOCKS} along an axis"
+        if variant.adds_keys and max(axes := lines_rounded(problem, variant)) > MOST_BLOCKS:
+            most = f"no two factors of up to {MOST_BLOCKS}, as a grid's axes have"
+            return f"its sums are of {math.prod(axes)} heads, a number that has {most}"
         return None
 
     def rule(self, problem: Problem) -> Rule | None:
@@ -290,6 +291,7 @@ class HopperGradients(TmaGradients):
         ahead of the others (step cta_per_query_head). Blocks of a window are about as long as each other, so that
         neighbours stay at the same head, and find its queries in L2: a hypothesis, which nobody has measured.
         """
+        problem = of_equal_lengths(problem)
         blocks = -(-problem.seq_len_kv // tile.key)
         mean = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
         enough = ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART
@@ -484,6 +486,15 @@ def lines_rounded(problem: Problem, variant: Variant) -> tuple[int, int]:
     least = -(-lines // MOST_BLOCKS)
     second = next(n for n in range(least, lines + 1) if lines % n == 0)
     return lines // second, second
+
+
+def of_equal_lengths(problem: Problem) -> Problem:
+    """Packed sequences as if all were equally long: what is known of every call that a launch serves."""
+    if problem.lengths is None:
+        return problem
+    count = len(problem.lengths)
+    queries, keys = -(-problem.seq_len_q // count), -(-problem.seq_len_kv // count)
+    return replace(problem, batch=count, seq_len_q=queries, seq_len_kv=keys, lengths=None, lengths_kv=None)
 
 
 def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:

@@ -127,7 +127,7 @@ def clear_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.const
 def await_made(aside, pieces, work, variant: gl.constexpr):
     """Wait until spare warps have made a given number of pieces for this block's head."""
     own = own_line(work)
-    if own >= lines_ahead(variant):  # what those before need a kernel has made
+    if own >= lines_ahead(variant):  # earlier heads' rows were made by the kernel in front
         gl.inline_asm_elementwise(AWAIT, "=r,l,r", [aside.counts + own, pieces], dtype=gl.int32, is_pure=False, pack=1)
 
 

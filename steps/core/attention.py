@@ -568,12 +568,12 @@ def _backward_step(q, k, v, asked: Asked, repeats: bool) -> Step | None:
 
 @lru_cache(maxsize=KEPT)
 def _backward_of_more(problem: Problem, target: str, repeats: bool) -> Step | None:
-    """The kernel for the gradients of a problem with a window, a soft cap or sinks, of those steps that take it.
+    """The step for the gradients of a problem with a window, a soft cap, sinks or packed sequences, if one takes it.
 
     Its own record decides; where there is none, any record of gradients on this architecture counts: by these
     ``steps.core.cost`` expects how long a step takes for the tiles that a window leaves to it. Sinks are no other
     kernel. For a window on sm_90 that names one of Hopper's steps. What a soft cap and packed sequences cost these no
-    record of others tells: without one that has them, too, cuTile's steps take them.
+    record of others tells: where that which names the step has none of them, cuTile's steps take them.
     """
     try:
         choice = _best(problem, target, "backward", repeats)

@@ -67,7 +67,7 @@ QUERY_FOURS = gl.constexpr(gl.DistributedLinearLayout([[0, 1], [0, 2], [8, 0], [
 FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2))
 KEY_FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SCORES, k_width=2))
 
-# Arrays in global memory, for TMA. numbers: log-sum-exps in base 2, and D below them [head, query]; sums: of dQ.
+# Global memory, for TMA. numbers: log-sum-exps in base 2, and row sums (delta) below [head, query]; sums: of dQ.
 Arrays = namedtuple("Arrays", "query key value d_output numbers sums d_key d_value")
 # Pointers; strides of o, dO, lse, dQ. counts: of what is done. rates: pieces of rows an iteration, times 2^16.
 Aside = namedtuple("Aside", "counts output d_output lse numbers sums d_query strides rates length padded heads batches")
@@ -75,13 +75,13 @@ Aside = namedtuple("Aside", "counts output d_output lse numbers sums d_query str
 Tiles = namedtuple("Tiles", "key value query lse d_output row_sum d_scores d_query")
 # mbarriers: a slot is full, or empty. done: K and V are read, dK and dV there.
 Barriers = namedtuple("Barriers", "keys_full query_full query_empty d_output_full d_output_empty d_scores_full done")
-# A block's keys. a_head: how many of a head.
+# A block's keys. a_head: tiles of queries of a head.
 Work = namedtuple("Work", "key_row head kv_head batch heads batches a_head")
 
 
 @gluon.jit
 def store_for_tma(d_query, tiles, warpgroup: gl.constexpr):
-    """Store a warpgroup's dQ where TMA reads it, and has read the last. A fence must follow."""
+    """Store a warpgroup's dQ where TMA reads it, once TMA has read the one before. A fence must follow."""
     tma.store_wait(0)
     # A tile with other columns side by side: of 16, a lane has two, and two that lie 8 further. No number moves.
     d_query = d_query.reshape([d_query.shape[0], d_query.shape[1] // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
@@ -110,7 +110,7 @@ def produce(arrays, tiles, barriers, work, aside):
     # Wait until spare warps have made a given number of pieces for this block's head.
     pieces = aside.padded // ROWS_PREPARED
     own = work.batch * gl.num_programs(1) + work.head
-    if own >= gl.maximum(2, AHEAD // gl.num_programs(0)):  # what those before need a kernel has made
+    if own >= gl.maximum(2, AHEAD // gl.num_programs(0)):  # earlier heads' rows were made by the kernel in front
         gl.inline_asm_elementwise(AWAIT, "=r,l,r", [aside.counts + own, pieces], dtype=gl.int32, is_pure=False, pack=1)
     for iteration in range(work.a_head):
         line = work.batch * work.heads + work.head
@@ -152,7 +152,7 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         d_output = tiles.d_output.index(iteration % STAGES).reshape([TILE_QUERY, HEAD_DIM])
         # --- the weights again, and dV ---
         mbarrier.wait(barriers.query_full.index(iteration % STAGES), iteration // STAGES & 1)
-        # Begin scores [key, query]: columns of K that are kept from registers, the others from shared memory.
+        # Begin scores [key, query], with K from registers as far as it is kept there, else from shared memory.
         none = gl.full([KEYS, TILE_QUERY], 0.0, gl.float32, SCORES)
         scores = warpgroup_mma(kept, query.slice(0, KEPT, 1).permute((1, 0)), none, use_acc=False, is_async=True)
         mbarrier.wait(barriers.d_output_full.index(iteration % STAGES), iteration // STAGES & 1)
@@ -177,11 +177,11 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         delta = tiles.row_sum.index(iteration % STAGES).reshape([TILE_QUERY]).load(gl.SliceLayout(0, SCORES))[None, :]
         d_scores = (weights * (d_weights - delta)).to(dtype)
         before = iteration + 1  # of the two slots of dS, that of the iteration before
-        # Both warpgroups said so of dO in the iteration before.
+        # Wait until the slot of dS is free: both warpgroups have released dO of the iteration before.
         told = (iteration + STAGES - 1) // STAGES & 1 ^ 1
         mbarrier.wait(barriers.d_output_empty.index((iteration + 1) % STAGES), told)
         tiles.d_scores.index(iteration & 1).slice(warpgroup * KEYS, KEYS, 0).store(d_scores)
-        # --- dQ of the iteration before, and dK; under dK's product dQ is added ---
+        # --- dQ of the iteration before, added under dK's product; iteration 0's, of an unwritten slot, is dropped ---
         mbarrier.wait(barriers.d_scores_full.index(before & 1), iteration - 1 >> 1 & 1)
         d_query = issue_own_d_query(tiles, before, warpgroup)
         d_key = warpgroup_mma(gl.convert_layout(d_scores, FACTOR), query, d_key, is_async=True)
@@ -226,7 +226,7 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
 
 @gluon.jit
 def prepare_rows(aside, first_row, line, clear, rows: gl.constexpr):
-    """A few rows of a head: the log-sum-exp in base 2; D, the sum of dO O over head_dim; zeros for dQ, if ``clear``."""
+    """A few rows of a head: log-sum-exps in base 2; row sums (delta) of dO * O; zeros for dQ, if ``clear``."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [512 // HEAD_DIM, HEAD_DIM // 16], [gl.num_warps(), 1], [1, 0])
     ZEROS: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
     of_o, of_do, of_lse = aside.strides[0], aside.strides[1], aside.strides[2]
@@ -234,7 +234,7 @@ def prepare_rows(aside, first_row, line, clear, rows: gl.constexpr):
     row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
     there = row < aside.length
-    far = gl.minimum(row, aside.length - 1).to(gl.int64)  # all may be asked for, at once
+    far = gl.minimum(row, aside.length - 1).to(gl.int64)  # a row that exists, so that loads need no mask
     own = batch * aside.heads + head
     lse = gl.load(aside.lse + batch * of_lse[0] + head * of_lse[1] + far * of_lse[2])
     o_rows = aside.output + batch * of_o[0] + head * of_o[1] + (far[:, None] * of_o[2] + column[None, :])
@@ -269,10 +269,10 @@ def round_rows(aside, strides, scale, factor: gl.constexpr, first_row, line, row
     head, batch = line % aside.heads, line // aside.heads
     row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
-    offset = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
+    offset = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)  # odd rows: halves swapped
     offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
     sums = gl.load(aside.sums + (batch.to(gl.int64) * aside.heads + head) * aside.padded * HEAD_DIM + offset)
-    column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
+    column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)  # two, and 8 further two
     to = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
     target = gl.max_contiguous(gl.multiple_of(row.to(gl.int64)[:, None] * strides[2] + column[None, :], [1, 2]), [1, 2])
     gl.store(to + target, (sums * scale * factor).to(to.dtype.element_ty), mask=(row < aside.length)[:, None])

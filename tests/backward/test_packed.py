@@ -16,7 +16,7 @@ from steps.reference.autograd import AutogradGradients
 from tests.checking import assert_right, faults
 from tests.distinct import named, some_of
 from tests.everyday.test_masks import packed
-from tests.shapes import always_apart
+from tests.shapes import always_apart, few_at_once
 from tutorial_lib import packing
 from tutorial_lib.passes import BACKWARD, FORWARD
 from tutorial_lib.reference import sdpa_masked
@@ -101,6 +101,28 @@ def test_query_heads_of_packed_sequences_have_blocks_of_their_own_where_that_pay
     step = replace(HOPPERS[0])
     assert step.variant(shape).sharing == shape.group_size
     assert_right(step, shape)
+
+
+@pytest.mark.parametrize("shape", [packed((100, 3), (140, 20), head_dim=128), packed((3, 70), causal=False)], ids=named)
+def test_so_they_have_in_tiles_of_128_keys(shape, monkeypatch):
+    """Both warpgroups then add what they have of their own keys."""
+    few_at_once(monkeypatch)
+    step = replace(HOPPERS[0])
+    variant = step.variant(shape)
+    assert (variant.sharing, variant.tile.key) == (shape.group_size, 128)
+    assert not faults(step, shape)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_which_blocks_a_head_has_is_the_same_for_all_lengths_of_a_kind(causal):
+    """Where one and where several are left to a query head, as launches are kept without lengths."""
+    step, shared = HOPPERS[0], set()
+    for tokens in (300, 1800, 8100, 24000, 60000):
+        kind = [(tokens // 3,) * 3, (1, 1, tokens - 2), (tokens - 2, 1, 1), (tokens // 2, tokens // 2 - 1, 1)]
+        variants = {step.variant(packed(lengths, heads=64, kv_heads=8, causal=causal)) for lengths in kind}
+        assert len(variants) == 1
+        shared.add(variants.pop().sharing)
+    assert shared == {1, 8}
 
 
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3], SHAPES[6]], ids=named)

@@ -12,6 +12,7 @@ import steps
 from steps import get_step
 from steps.core import attention as front
 from steps.core import launch
+from steps.core.problems import standard
 from tests.backward.test_gradients import gives
 from tests.shapes import problem
 from tutorial_lib import reference
@@ -317,3 +318,13 @@ def test_what_trains_is_the_fastest_recorded():
     shape = problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128)
     assert front.training(shape, "sm_90").forward is steps.best(shape, "sm_90").step
     assert front.training(shape, "sm_90").backward is steps.best(shape, "sm_90", direction="backward").step
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_gpu_trains_by_steps_which_may_have_to_repeat(repeats):
+    """Forward steps do not say whether they are deterministic, and are not asked."""
+    front._trains.cache_clear()
+    shape = standard(causal=True)
+    made = front.training(shape, "sm_90", repeats)
+    assert made.backward.deterministic or not repeats
+    assert front._trains(shape, "sm_90", repeats)
