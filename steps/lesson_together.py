@@ -16,7 +16,7 @@ from steps.lesson import AROUND, Lesson
 from steps.parallel import model
 from steps.parallel.copying import CopyEngines
 from tutorial_lib import pictures, tables
-from tutorial_lib.display import Html, Page, code, difference, table
+from tutorial_lib.display import Html, Page, code, difference, in_any_theme, table
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Measurement, Run
@@ -40,8 +40,8 @@ class LessonTogether(Lesson):
     def machine(self) -> Page:
         where = "**Executed on a CPU, in several processes."
         if self.recorded is None:
-            return Page(f"{where} Not timed. All times in this chapter come from a model.**")
-        return Page(
+            return in_any_theme(f"{where} Not timed. All times in this chapter come from a model.**")
+        return in_any_theme(
             f"{where} Timings shown were recorded on {self.recorded.where}, unless a table names others. Times for "
             "other numbers of GPUs, and for other links, come from a model.**"
         )

@@ -132,12 +132,12 @@ def round_rows(
     column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
     offset = row[:, None] * D + column[None, :]
     if by_tma and variant.adding.fours:
-        offset = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)  # odd rows: halves swapped
+        offset = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)  # swaps halves
         offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
     own = batch.to(gl.int64) * aside.heads + head
     sums = gl.load(aside.sums + own * aside.padded * D + offset)
     if variant.adding.fours:
-        column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)  # two, and 8 further two
+        column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)  # two, 8 further two
     to = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
     target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
     target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
