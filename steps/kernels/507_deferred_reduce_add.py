@@ -269,10 +269,10 @@ def round_rows(aside, strides, scale, factor: gl.constexpr, first_row, line, row
     head, batch = line % aside.heads, line // aside.heads
     row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
-    offset = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)  # odd rows: halves swapped
+    offset = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)  # swaps halves
     offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
     sums = gl.load(aside.sums + (batch.to(gl.int64) * aside.heads + head) * aside.padded * HEAD_DIM + offset)
-    column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)  # two, and 8 further two
+    column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)  # two, 8 further two
     to = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
     target = gl.max_contiguous(gl.multiple_of(row.to(gl.int64)[:, None] * strides[2] + column[None, :], [1, 2]), [1, 2])
     gl.store(to + target, (sums * scale * factor).to(to.dtype.element_ty), mask=(row < aside.length)[:, None])
