@@ -52,9 +52,9 @@ KEPT_ON_DISK = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"  # what flash-attn-4 com
 class Called:
     """Compiles all that a timed call launches: compilers keep it on disk, for the process that times.
 
-    For ``compile_ahead``, which takes it for a step. The kernels of steps are compiled without a turn on the GPU:
-    compilers take seconds, for which all others would wait. A call in a turn brings what a launch alone compiles, such
-    as flash-attn-4, which needs ``KEPT_ON_DISK`` in the environment.
+    For ``compile_ahead``, which takes it for a step. A call follows the compilers of steps: it brings what a launch
+    alone compiles, such as flash-attn-4, which needs ``KEPT_ON_DISK`` in the environment. That takes up to a minute, so
+    the call waits for no turn on the GPU. The sweep times nothing meanwhile; another program's samples may be held up.
     steps: as ``chosen_steps`` has them; or a peer alone, whose gradients autograd knows.
     """
 
@@ -67,10 +67,9 @@ class Called:
 
         for step in self.steps:
             compile_quietly(step, problem, arch)
-        with gpu_turn(self.device):
-            self._call(problem)
-            if self.device == "cuda":
-                torch.cuda.empty_cache()  # others compile at the same time, with inputs of their own
+        self._call(problem)
+        if self.device == "cuda":
+            torch.cuda.empty_cache()  # others compile at the same time, with inputs of their own
 
     def _call(self, problem: Problem) -> None:
         import torch
@@ -92,16 +91,19 @@ class Called:
 def to_compile(chosen: dict[tuple[str, Problem], list], target: str) -> list[tuple]:
     """(what compiles, problem), as ``compile_ahead`` has it: flash-attn-4, and the steps that are chosen.
 
-    chosen: by pass and problem. What takes longest comes first. Of flash-attn-4 those alone whose kernels may differ.
+    chosen: by pass and problem. What takes longest comes first. Of those whose kernels are the same, one.
     """
-    peer, found, different = _step_of("flash_attn_4"), [], {}
+    peer, found = _step_of("flash_attn_4"), {}
     for (timed, problem), steps in chosen.items():
+        gradients, dtype = timed != "forward", problem.dtype
         if not isinstance(steps[0], TorchStep):
-            found.append((Called(tuple(steps), timed), problem))
+            runs = str([step.what_runs(problem, target) for step in steps])
+            even = problem.seq_len_q % 16 == 0, problem.seq_len_kv % 16 == 0  # Triton compiles these for themselves
+            found.setdefault((gradients, runs, dtype, even), (Called(tuple(steps), timed), problem))
         if peer.unsupported(problem, target) is None:
-            shape = problem.group_size, problem.head_dim, problem.dtype, problem.causal, problem.window is None
-            different.setdefault((timed == "forward", *shape), (Called((peer,), timed), problem))
-    return sorted([*different.values(), *found], key=lambda each: each[0].timed == "forward")
+            shape = problem.group_size, problem.head_dim, dtype, problem.causal, problem.window is None
+            found.setdefault((gradients, peer.name, *shape), (Called((peer,), timed), problem))
+    return sorted(found.values(), key=lambda each: (each[0].timed == "forward", each[0].steps != (peer,)))
 
 
 class Sweeper:
