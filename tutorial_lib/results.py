@@ -452,8 +452,9 @@ def _without_ladder(m: dict) -> dict:
 
 
 def _said(fields: dict) -> dict:
-    """Without fields that are null, those of a ratio included."""
-    return {k: _said(v) if k.startswith("speedup") else v for k, v in fields.items() if v is not None}
+    """Without fields that are null, those of a ratio included, and without false ``same_code``."""
+    told = {k: v for k, v in fields.items() if v is not None and (k, v) != ("same_code", False)}
+    return {k: _said(v) if k.startswith("speedup") else v for k, v in told.items()}
 
 
 def _completed(m: Measurement, run: Run, record: Run) -> Measurement:
@@ -561,16 +562,16 @@ class ResultsError(ValueError):
 
 
 DIGITS = 6  # of a number in a file: a millionth of a millisecond is less than any clock here can tell
-EXACT = ("problem", "cosine")  # but for what a problem is called by, and for what lies next to 1
-FEWER = {"host_us": 4}  # digits: the host's clock and the system beside it tell no more
+EXACT = ("problem",)  # but for what a problem is called by
+OTHER_DIGITS = {"cosine": 10, "host_us": 4}  # the one lies next to 1; of the other the clock tells no more
 
 
 def _rounded(value, digits: int = DIGITS):
     """A record's values, as JSON has them, with numbers of so many digits."""
     if isinstance(value, float):
-        return value if value.is_integer() else float(f"{value:.{digits}g}")  # what is counted stays as it is
+        return int(value) if value.is_integer() else float(f"{value:.{digits}g}")  # what is counted stays as it is
     if isinstance(value, dict):
-        return {k: v if k in EXACT else _rounded(v, FEWER.get(k, digits)) for k, v in value.items()}
+        return {k: v if k in EXACT else _rounded(v, OTHER_DIGITS.get(k, digits)) for k, v in value.items()}
     return [_rounded(inner, digits) for inner in value] if isinstance(value, list) else value
 
 
