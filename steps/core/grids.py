@@ -141,6 +141,13 @@ def _capped() -> tuple[Problem, ...]:
     return tuple(replace(shape, softcap=50.0) for shape in shapes)
 
 
+def _gemma() -> tuple[Problem, ...]:
+    """Layers of Gemma 2 (arXiv 2408.00118) take turns: all keys, and a window. The 27B has the narrower heads."""
+    common = {"batch": 2, "seq_len_q": 8192, "seq_len_kv": 8192, "dtype": "bfloat16", "causal": True, "softcap": 50.0}
+    heads = ({"heads": 16, "kv_heads": 8, "head_dim": 256}, {"heads": 32, "kv_heads": 16, "head_dim": 128})
+    return tuple(Problem(**each, window=window, **common) for each, window in product(heads, (None, 4096)))
+
+
 def _gpt_oss() -> tuple[Problem, ...]:
     """Layers of gpt-oss: 64 query heads on 8, and sinks."""
     common = {"heads": 64, "kv_heads": 8, "head_dim": 64, "dtype": "bfloat16", "causal": True, "sinks": True}
@@ -193,7 +200,7 @@ def _grouped_gradients() -> tuple[Problem, ...]:
 def _model_gradients() -> tuple[Problem, ...]:
     """The same in the backward pass: few blocks, few kv heads, short sequences, and lengths that no tile divides.
 
-    And soft caps of layers of Gemma 2 (arXiv 2408.00118), with its window and without; and packed sequences.
+    And soft caps of layers of Gemma 2, and packed sequences.
     """
     shapes = [
         {"batch": 1, "heads": 8, "kv_heads": 1, "seq_len_q": 5126, "head_dim": 256, "causal": True},
@@ -207,15 +214,10 @@ def _model_gradients() -> tuple[Problem, ...]:
         {"batch": 2, "heads": 12, "seq_len_q": 1024, "head_dim": 64, "causal": True},
         {"batch": 8, "heads": 32, "kv_heads": 4, "seq_len_q": 2048, "head_dim": 128, "causal": True},
     ]
-    capped = {"batch": 2, "seq_len_q": 8192, "causal": True, "softcap": 50.0}
-    shapes += [
-        {**capped, "heads": heads, "kv_heads": heads // 2, "head_dim": head_dim, "window": window}
-        for (heads, head_dim), window in product(((16, 256), (32, 128)), (None, 4096))
-    ]
     shorter = tuple(length // 2 for length in RAGGED)
     packed = Problem.packed(shorter, heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", causal=True)
     found = (Problem(**{"seq_len_kv": shape["seq_len_q"], "dtype": "bfloat16", **shape}) for shape in shapes)
-    return *found, packed
+    return *found, *_gemma(), packed
 
 
 def _models() -> tuple[Problem, ...]:
@@ -258,6 +260,7 @@ GRIDS = {
     "windows": Grid("sliding windows of 256 to 4096", _windows()),
     "packed": Grid("sequences of different lengths packed into one tensor", _packed()),
     "capped": Grid("a soft cap of 50 on the scores", _capped()),
+    "gemma": Grid("soft caps in layers of Gemma 2, with a window of 4096 tokens and without", _gemma()),
     "sinks": Grid("attention sinks: layers of gpt-oss, with a window of 128 tokens and without", _sinks()),
     "latent": Grid("latent attention: 128 heads, values of 128 columns beside 192 of the keys", _latent()),
     "gradients_sinks": Grid(
