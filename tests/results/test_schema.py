@@ -50,7 +50,13 @@ def test_written_and_read_it_is_the_same(tmp_path):
     assert set(step) >= {"speedup_vs_baseline", "speedup_vs_previous", "previous", "max_error", "reference_error"}
     assert not set(step) & set(OF_THE_LADDER) and all(peer["title"] for peer in data["peers"])
     assert set(step["latency_ms"]) == {"median", "low", "high", "rounds"}
-    assert set(step["speedup_vs_previous"]) == {"median", "low", "high", "verdict", "same_code"}
+    told = {"median", "low", "high", "verdict"}
+    assert all(set(each["speedup_vs_baseline"]) == told for each in data["steps"])  # what is false is left out
+    assert all(m.speedup_vs_baseline.same_code is False for m in run.steps)
+    alike = run.steps[3].speedup_vs_previous.model_copy(update={"same_code": True})
+    run.steps[3] = run.steps[3].model_copy(update={"speedup_vs_previous": alike})
+    again = json.loads(write_run(run, tmp_path).read_text(encoding="utf-8"))["steps"][3]["speedup_vs_previous"]
+    assert set(step["speedup_vs_previous"]) == told and again == step["speedup_vs_previous"] | {"same_code": True}
     assert f'\n  {{"name": "{step["name"]}", ' in text  # a line for each
 
 
