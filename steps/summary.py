@@ -238,8 +238,9 @@ def wall(arch: str = DEFAULT_ARCH) -> Page:
     """Tensor cores and exponentials as ceilings over head_dim, and the best recorded step and peer under them."""
     ours, others = "the best step", "the best other library"
     best: dict[str, dict[int, float]] = {ours: {}, others: {}}
-    for run in recorded_runs(RESULTS):
-        if run.machine["arch"] != arch:
+    runs = [run for run in recorded_runs(RESULTS) if run.machine["arch"] == arch]
+    for run in of_one_machine(runs):
+        if run.the_problem().features:
             continue
         for label, measured in ((ours, [*run.steps[1:], *run.inside]), (others, run.peers)):
             head_dim, reached = run.problem["head_dim"], max((m.tflops or 0 for m in measured), default=0)
