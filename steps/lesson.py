@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 from functools import cached_property
 from pathlib import Path
 
@@ -22,12 +21,12 @@ from steps.exercises import exercise
 from steps.measuring.ahead import compile_quietly
 from steps.measuring.measure import Settings, measure
 from steps.simulate import Examination
-from steps.writing.written import WrittenStep, edited, plainly, without_title, write_step, written_out
+from steps.writing.written import edited, without_title, write_step, written_out
 from tutorial_lib import drawings, limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiled import Compiled
 from tutorial_lib.compiler import CompilerError
-from tutorial_lib.display import Html, Page, callers_below, code, difference, in_any_theme, table
+from tutorial_lib.display import Html, Page, code, difference, in_any_theme, table
 from tutorial_lib.exercises import clean
 from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import NO_GPU, describe_machine, describe_versions, gpu_turn, has_gpu, why_no_gpu
@@ -512,7 +511,7 @@ class Lesson:
             rows.append([f"hot loop: {AMERICAN.get(kind, kind)}", *counts])
         counted = self._counted([s for s, _ in compared])
         rows += counted
-        shown = _most_changed(rows) if len(compared) == 2 else rows[:SHOWN]
+        shown = tables.most_changed(rows, SHOWN) if len(compared) == 2 else rows[:SHOWN]
         made_by = " and ".join(dict.fromkeys(r["compiler"] for _, r in compared))
         same = ""
         if len(compared) == 2 and self.compile(self.step).same_code(self.compile(self.previous)):
@@ -569,7 +568,7 @@ class Lesson:
         problem = self._short(length)
         whole = write_step(self.step, problem)
         broken = dataclasses.replace(whole, text=without(whole.text, statement))
-        told = _examined(broken, problem, None)
+        told = Examination(broken, problem, 0).told()
         return Page(f"Without `{statement}`, on the simulator, {problem.describe()}:", told)
 
     def edited(self, *edits: tuple[str, str], length: int = SIMULATED_LENGTH, seed: int | None = None) -> Page:
@@ -580,7 +579,7 @@ class Lesson:
         problem = self._short(length)
         changed = edited(write_step(self.step, problem), *edits)
         lines = [difference(clean(old).rstrip(), clean(new).rstrip()) for old, new in edits]
-        return Page(*lines, f"On the simulator, {problem.describe()}:", _examined(changed, problem, seed))
+        return Page(*lines, f"On the simulator, {problem.describe()}:", Examination(changed, problem, 0).told(seed))
 
     def _short(self, length: int) -> Problem:
         """A short problem like this lesson's, of one head."""
@@ -709,39 +708,6 @@ PLAIN = {  # features that a problem can do without, and its fields then
 AROUND = 3  # lines around what changed
 BLOCKS = 4  # that compute a head, of which one is drawn
 AMERICAN = {"synchronisation": "synchronization"}  # kinds of instructions that records spell otherwise
-FINDINGS = 2  # of the simulator that are shown whole
-
-
-def _examined(step: WrittenStep, problem: Problem, seed: int | None) -> str:
-    """What the simulator finds, as a block of text."""
-    wrong, _, _ = Examination(step, problem, 0).under(seed)
-    if not wrong:
-        return "```\nCorrect: no race, no missing fence, no deadlock was found.\n```"
-    told = [callers_below(plainly(found)) for found in wrong]
-    rest = [f"... and {len(told) - FINDINGS} more."] if len(told) > FINDINGS + 1 else told[FINDINGS:]
-    return "```\n" + "\n".join([*told[:FINDINGS], *rest]) + "\n```"
-
-
-def _most_changed(rows: list[list]) -> list[list]:
-    """Of rows with what was and what is, those that changed most, in their order."""
-
-    def change(row: list) -> float:
-        before, now = (cell if isinstance(cell, int | float) else _number(cell) for cell in row[1:])
-        if before is None or now is None:
-            return float(row[1] != row[2])
-        return abs(now - before) / max(abs(now), abs(before), 1e-9)
-
-    compared = [row for row in rows if row[1] != row[2] and not {None, tables.NOTHING} & set(row)]  # both are known
-    changed = sorted(compared, key=change, reverse=True)[:SHOWN]
-    return [row for row in rows if row in changed]
-
-
-def _number(cell: object) -> float | None:
-    found = re.match(r"[\d.,]+", str(cell))
-    try:
-        return float(found[0].replace(",", "")) if found else None
-    except ValueError:
-        return None
 
 
 def _besides(run: Run, dtype: str) -> tuple | None:

@@ -30,6 +30,7 @@ from tutorial_lib.problem import SHORT_DTYPES
 
 SIMULATED = ("gluon", "hopper", "blackwell", "triton", "cdna")  # kernels in Gluon, and one in Triton
 LARGEST_TILE = 256  # queries or keys: two lengths with the same rest leave tiles full, or not, alike
+SHOWN = 2  # findings that a page shows whole
 QUICK = 2 * 4096**2  # scores: with more a kernel is simulated where they are asked for
 
 
@@ -214,6 +215,18 @@ class Examination:
         found = [told for run in watch.runs for told in run.found.values()]
         longest = max(watch.runs, key=lambda run: max(run.clocks.values(), default=0), default=None)  # of several
         return [*found, *wrong], longest, accuracy
+
+    def told(self, seed: int | None = None) -> str:
+        """What is wrong under the latencies of a seed, as a block of text for a page."""
+        from steps.writing.written import plainly
+        from tutorial_lib.display import callers_below
+
+        wrong, _, _ = self.under(seed)
+        if not wrong:
+            return "```\nCorrect: no race, no missing fence, no deadlock was found.\n```"
+        found = [callers_below(plainly(each)) for each in wrong]
+        rest = [f"... and {len(found) - SHOWN} more."] if len(found) > SHOWN + 1 else found[SHOWN:]
+        return "```\n" + "\n".join([*found[:SHOWN], *rest]) + "\n```"
 
 
 def simulate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -699,3 +700,25 @@ def provenance(run: Run) -> str:
 def origin(run: Run) -> str:
     """As ``provenance``, and which compilers the code is of: where code may stand beside that others have made."""
     return ", ".join(filter(None, [provenance(run), run.compilers]))
+
+
+def most_changed(rows: list[list], count: int) -> list[list]:
+    """Of rows ``[name, what was, what is]`` so many as changed most, in their order."""
+
+    def change(row: list) -> float:
+        before, now = (cell if isinstance(cell, int | float) else _number(cell) for cell in row[1:])
+        if before is None or now is None:
+            return float(row[1] != row[2])
+        return abs(now - before) / max(abs(now), abs(before), 1e-9)
+
+    compared = [row for row in rows if row[1] != row[2] and not {None, NOTHING} & set(row)]  # both are known
+    changed = sorted(compared, key=change, reverse=True)[:count]
+    return [row for row in rows if row in changed]
+
+
+def _number(cell: object) -> float | None:
+    found = re.match(r"[\d.,]+", str(cell))
+    try:
+        return float(found[0].replace(",", "")) if found else None
+    except ValueError:
+        return None
