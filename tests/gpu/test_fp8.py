@@ -167,7 +167,8 @@ OF_KEYS = [
 @pytest.mark.parametrize("step", decoding.STEPS, ids=lambda s: s.name)
 def test_decoding_of_keys_in_fp8_is_right_on_the_gpu(step, shape):
     decoding.test_a_step_is_right(step, shape, "cuda")
-    assert PASS.repeat_difference(step, shape, PASS.inputs(shape, 1, "cuda"), 10) == 0
+    if step.name != PASS.baseline:  # of PyTorch's own kernels nobody says so
+        assert PASS.repeat_difference(step, shape, PASS.inputs(shape, 1, "cuda"), 10) == 0
 
 
 def test_every_number_comes_through_the_kernel_and_rows_of_any_size_on_the_gpu():
