@@ -84,7 +84,8 @@ def read_lengths(name: str, cu: torch.Tensor, tokens: int) -> tuple[int, ...]:
     begins = _known().get(cu) or tuple(cu.tolist())
     if begins[0] != 0 or begins[-1] != tokens or any(a >= b for a, b in pairwise(begins)):
         shown = ", ".join(map(str, begins[:8])) + (", ..." if len(begins) > 8 else "")
-        raise ValueError(f"{name} must rise from 0 to the number of tokens, {tokens}, got {shown}")
+        empty = "; every sequence must hold a token" if any(a == b for a, b in pairwise(begins)) else ""
+        raise ValueError(f"{name} must rise from 0 to the number of tokens, {tokens}, got {shown}{empty}")
     return tuple(b - a for a, b in pairwise(begins))
 
 

@@ -179,7 +179,8 @@ def add_columns_to_keys(
     row = first_row + gl.arange(0, variant.keys, gl.SliceLayout(1, LAYOUT))
     column = first_column + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
     addresses = sums + line * padded * variant.head_dim + (row * variant.head_dim)[:, None] + column[None, :]
-    gl.atomic_add(addresses, fours_together(x, LAYOUT), sem="relaxed", scope="gpu")
+    if not variant.unseen or work.a_head > 0:  # whoever has had no iteration may be ahead of who clears the sums
+        gl.atomic_add(addresses, fours_together(x, LAYOUT), sem="relaxed", scope="gpu")
 
 
 # --- by TMA: PTX's reduce-add ---

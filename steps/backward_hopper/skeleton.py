@@ -190,12 +190,13 @@ class HopperGradients(TmaGradients):
         """The constants that ``problem`` is compiled with, and the pieces."""
         tile, head_dim = self.rule(problem).choice.tile, self.in_tiles(problem).head_dim
         blocks, wide = -(-problem.seq_len_kv // tile.key), head_dim == 256
-        ragged = problem.lengths is not None or problem.seq_len_kv % tile.key != 0
+        packed = problem.lengths is not None
+        ragged = packed or problem.seq_len_kv % tile.key != 0
         padded = tiles_a_head(problem, tile) * tile.query
         masked = problem.causal or ragged
         sharing = problem.group_size if self.cta_per_query_head and self.heads_apart(problem, tile) else 1
         group_size = problem.group_size // sharing
-        alike = problem.window or problem.lengths  # blocks are about as long, or nobody knows how long
+        alike = problem.window or packed  # blocks are about as long, or nobody knows how long
         l2_aware_lpt = self.sections and group_size == 1 and problem.causal != self.deterministic and not alike
         section = 0
         if l2_aware_lpt:
@@ -236,9 +237,9 @@ class HopperGradients(TmaGradients):
             causal=problem.causal,
             window=problem.window,
             softcap=problem.softcap,
-            packed=problem.lengths is not None,
+            packed=packed,
             ragged=ragged,
-            unseen=self.begin.early and problem.causal and (blocks - 1) * tile.key >= padded,
+            unseen=self.begin.early and (packed or (problem.causal and (blocks - 1) * tile.key >= padded)),
             warpgroups=1 if self.together else 2,
             sharing=sharing,
             section=section,

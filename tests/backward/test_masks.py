@@ -12,6 +12,7 @@ from steps.backward_cutile.skeleton import CuTileGradients
 from steps.backward_hopper.lib import NOBODY
 from steps.backward_hopper.skeleton import HopperGradients
 from steps.core import attention as front
+from steps.core import rules
 from steps.core.gradients import tiles_visited
 from steps.core.problems import standard
 from steps.core.step import Unsupported
@@ -19,7 +20,7 @@ from steps.core.tiles import Tile
 from steps.everyday.step908_attention_sinks import GPT_OSS
 from steps.reference.autograd import AutogradGradients
 from steps.reference.peers import peers_of
-from tests.checking import assert_right
+from tests.checking import assert_right, faults
 from tests.distinct import named
 from tests.everyday.test_masks import packed
 from tests.results.made_up import run_of
@@ -197,3 +198,20 @@ def test_a_record_without_a_feature_tells_nothing_of_what_it_costs_hoppers_kerne
             for repeats in (True, False):
                 step = front._backward_of_more.__wrapped__(asked, "sm_90", repeats)
                 assert step.backend == backend and (step.deterministic or not repeats)
+
+
+CAPPED_64 = [
+    problem(head_dim=64, batch=1, heads=3, kv_heads=1, seq_len_q=150, seq_len_kv=270, softcap=2.0, dtype="bfloat16"),
+    problem(head_dim=64, batch=2, heads=2, seq_len_q=70, seq_len_kv=1, softcap=2.0, causal=False),
+]
+
+
+@pytest.mark.parametrize("shape", CAPPED_64, ids=named)
+@pytest.mark.parametrize("name", ["deferred_reduce_add", "fast_deterministic"])
+def test_under_a_soft_cap_tiles_of_long_sequences_have_fewer_queries(name, shape, monkeypatch):
+    """At head_dim 64. Short ones have rules of their own, which are left out here."""
+    for where in set(rules.WHERE) - {"soft_cap"}:
+        monkeypatch.setitem(rules.WHERE, where, lambda problem: False)
+    step, without = replace(get_step(name)), replace(shape, softcap=None)
+    assert step.variant(shape).tile == Tile(64, 128) and step.variant(without).tile == Tile(128, 128)
+    assert not faults(step, shape)

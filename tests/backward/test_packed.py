@@ -16,10 +16,12 @@ from steps.reference.autograd import AutogradGradients
 from tests.checking import assert_right, faults
 from tests.distinct import named, some_of
 from tests.everyday.test_masks import packed
-from tests.shapes import always_apart, few_at_once
+from tests.shapes import always_apart, few_at_once, problem
 from tutorial_lib import packing
 from tutorial_lib.passes import BACKWARD, FORWARD
 from tutorial_lib.reference import sdpa_masked
+from tutorial_lib.simulator import overtaken
+from tutorial_lib.simulator.run import watched
 
 LAST = get_step("two_blocks")
 HOPPERS = [get_step(name) for name in ("deferred_reduce_add", "fast_deterministic")]
@@ -190,3 +192,37 @@ def test_nobody_copies_packed_gradients():
     made = BACKWARD.call(LAST, shape, inputs)
     assert all(x.is_contiguous() and x.shape == y.shape for x, y in zip(made, inputs))
     assert packing.as_batch(made[0]).shape == (1, shape.heads, shape.seq_len_q, shape.head_dim)
+
+
+BEFORE_CLEARING = [
+    packed((100, 3, 70), (140, 200, 80), heads=6, kv_heads=2),
+    packed((3, 70), (200, 20), heads=4, kv_heads=2, head_dim=128, dtype="bfloat16"),
+    packed((3, 70), (140, 20), heads=4, kv_heads=2, head_dim=256),
+    problem(batch=1, heads=4, kv_heads=2, seq_len_q=70, seq_len_kv=500),
+]
+
+
+@pytest.mark.parametrize("shape", BEFORE_CLEARING, ids=named)
+def test_a_block_without_queries_adds_nothing_to_sums_that_may_not_be_cleared(shape, monkeypatch):
+    """The kernel that clears them runs when somebody waits for it. A zero added to -0.0 before that would leave 0.0."""
+    few_at_once(monkeypatch)
+    step, made, touched, real, catch_up = replace(HOPPERS[0]), [], [], torch.empty, overtaken.catch_up
+    variant = step.variant(shape)
+    assert variant.adds_keys and variant.unseen
+
+    def negative_zeros(*size, dtype=None, **how):
+        x = real(*size, dtype=dtype, **how)
+        if dtype == torch.float32:
+            made.append(x.fill_(-0.0))
+        return x
+
+    def nobody_was_there():
+        touched.append(bool((made[-1].view(torch.int32) != -(2**31)).any()))
+        catch_up()
+
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
+    monkeypatch.setattr(torch, "empty", negative_zeros)
+    monkeypatch.setattr(overtaken, "catch_up", nobody_was_there)
+    with watched(at_once=64):
+        BACKWARD.call(step, shape, inputs)
+    assert touched[:2] == [False, False]

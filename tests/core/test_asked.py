@@ -598,7 +598,10 @@ PACKED = {
         lambda: {"cu_seqlens_q": begins(0, 39)},
         "cu_seqlens_q must rise from 0 to the number of tokens, 40",
     ),
-    "none in a sequence": (lambda: {"cu_seqlens_q": begins(0, 20, 20, 40)}, "cu_seqlens_q must rise from 0"),
+    "none in a sequence": (
+        lambda: {"cu_seqlens_q": begins(0, 20, 20, 40)},
+        "got 0, 20, 20, 40; every sequence must hold a token",
+    ),
     "keys alone": (lambda: {"cu_seqlens_k": begins(0, 40)}, "cu_seqlens_q must be an int32 tensor .* got NoneType"),
     "other keys": (
         lambda: {"cu_seqlens_q": begins(0, 40), "cu_seqlens_k": begins(0, 20, 40)},
