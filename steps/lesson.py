@@ -692,8 +692,8 @@ FIGURES = [
 ]
 SHOWN = 5  # rows of evidence
 EARLIER = (
-    "If that run did not time both kernels of a ratio, the ratio is from an earlier run, and may differ from "
-    "the quotient of the TFLOPS."
+    "If that run did not time both kernels of a ratio in the same rounds, the ratio is from an earlier run, and "
+    "may differ from the quotient of the TFLOPS."
 )
 MEDIANS = (
     "A bar is the median of all rounds. A ratio is the median of the ratios inside each round, so it may differ from "
