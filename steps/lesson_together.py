@@ -118,9 +118,9 @@ class LessonTogether(Lesson):
         shares = {m.name.replace("_", "\n"): m.percent_of_ideal for m in timed if m.gpus > 1}
         now = run.measurement(self.step.name)
         return Page(
-            f"Recorded, not measured here: {tables.origin(run)}, {len(run.rounds)} rounds. The ideal is the "
-            f"time of one GPU alone with the whole sequence, divided by {run.ranks}. A share is the median of the shares "
-            "inside each round:",
+            f"Recorded, not measured here: {tables.origin(run)}, {len(run.rounds)} rounds. The ideal is the time of "
+            f"one GPU alone with the whole sequence, divided by {run.ranks}. A share is the median of those inside "
+            "each round:",
             pictures.bars(shares, "% of ideal", form="{:.0f}"),
             table([header for header, _ in columns], tables.rows(timed, columns)),
             *self._beside_the_step_before(now),
