@@ -36,14 +36,18 @@ NAMES = {  # of the host code's constants, and what kernels call them
     "tile_key": ("TILE_K", "TILE_KEY", "keys of a tile"),
     "group_size": ("GROUP", "GROUP_SIZE", "query heads for each head of keys and values"),
 }
-OF_KERNEL = {  # other numbers of the host code, and the kernel's constants that hosts take them from
-    **{name: name.upper() for name in ("ahead", "small_rows", "query_rows", "query_columns", "rows_prepared")},
-    **{name: name.upper() for name in ("rows_scaled", "warpgroups", "parts", "sum_columns", "output_columns")},
-    "own_rows": "ROWS",
+OF_KERNEL = {  # other numbers of the host code, and what kernels call them
+    **{
+        name: name.upper()
+        for name in (
+            *("ahead", "members", "output_columns", "page_size", "parts", "query_columns", "query_rows"),
+            *("rows_prepared", "rows_scaled", "small_rows", "sum_columns", "warpgroups"),
+        )
+    },
     "columns": "PANEL_COLUMNS",
+    "merged_columns": "COLUMNS",
+    "own_rows": "ROWS",
     "value_columns": "VALUE_DIM",
-    "keys_query": "TILE_QUERY_2",
-    "keys_key": "TILE_KEY_2",
 }
 NO_PADDING = (", or the key is padding", ", or there is no key")  # what is not said where no tile is ragged
 CHOSEN = (

@@ -8,8 +8,10 @@ autograd. It needs PyTorch and cuda-tile.
 
 Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
 python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal
-With --head-dim 64 it writes: TILE_KEY 128; PIECE_COLUMNS 64; HEAD_DIM 64; COLUMNS 64; other lines in
-load_key_from_pages, load_value_from_pages, fmha_decode, decode, small_page, from_small_pages.
+With --head-dim 64 it writes: TILE_KEY 128; PIECE_COLUMNS 64; HEAD_DIM 64; COLUMNS 64; other lines in fmha_decode,
+decode; not as functions of their own: load_key_from_pages, load_value_from_pages; also small_page (The n-th page of a
+sequence [page_size, column]; behind its last page once more that: the table ends there); also from_small_pages (The
+j-th tile of keys or values [key, column], of two or four pages).
 """
 
 import itertools
@@ -22,9 +24,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
-TILE_KEY, PAGE_SIZE, PIECE_COLUMNS, MEMBERS, QUERIES = 64, 64, 128, 8, 2
-LEAST, AT_ONCE, HEAD_DIM, TILE_QUERY, LN2 = -3.4028234663852886e38, 4, 128, 16, 0.6931471805599453
-LATENCY_KEY, COLUMNS, LATENCY_VALUE, INVERSE_LN2 = 8, 128, 8, 1.4426950408889634
+TILE_KEY, PAGE_SIZE, PIECE_COLUMNS, MEMBERS, QUERIES, AT_ONCE, HEAD_DIM = 64, 64, 128, 8, 2, 4, 128
+LEAST, TILE_QUERY, LN2, LATENCY_KEY = -3.4028234663852886e38, 16, 0.6931471805599453, 8
+COLUMNS, LATENCY_VALUE, INVERSE_LN2 = 128, 8, 1.4426950408889634
 GROUP = 8  # query heads for each head of keys and values
 
 
