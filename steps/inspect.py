@@ -346,7 +346,10 @@ def show(console, examined: Examined, compiled: Compiled, before: Compiled | Non
             f"The disassembler in Triton's wheel does not know {compiled.arch}: its instructions are not shown."
         )
     elif other:
-        console.print("The same code." if compiled.same_code(before) else "Different code.", style="bold")
+        same = compiled.same_code(before)
+        console.print("The same code." if same else "Different code.", style="bold")
+        if not same:
+            console.print(compiled.differs_from(before), soft_wrap=True, markup=False)
     show_limit(console, compiled, examined.problem, examined.direction)
     for remark in compiled.remarks:
         source = linecache.getline(str(Path(__file__).parent / remark.file), remark.line).strip()

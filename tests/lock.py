@@ -137,6 +137,24 @@ def _agree(known: dict, made: dict) -> bool:
     return _counts(known) == _counts(made) and (same_code or known["arch"] == "sm_100")
 
 
+def told_apart(compiled, digest: str, file: dict) -> str:
+    """What is known of how a kernel differs from that of the file with this digest, in words."""
+    before = [
+        kept
+        for kept in file["compiled"].values()
+        if digest in (*kept["figures"]["codes"].values(), kept["figures"]["ptx"])
+    ]
+    if not before:
+        return "other code; the lock has no figures of what it was"
+    (was, *_), now = before, stored(compiled)
+    pairs = [(name, now.get(name), was.get(name)) for name in now | was if name != "figures"]
+    pairs += [(name, now["figures"][name], was["figures"][name]) for name in ("instructions", "exponentials")]
+    kinds, its = now["figures"]["kinds"] or {}, was["figures"]["kinds"] or {}
+    pairs += [(f"instructions of kind {name}", kinds.get(name, 0), its.get(name, 0)) for name in kinds | its]
+    told = [f"{name} {mine}, was {before}" for name, mine, before in pairs if mine != before]
+    return f"other code: {'; '.join(told) or 'as many instructions of every kind, in another order or other registers'}"
+
+
 def _counts(kept: dict) -> str:
     """All but fingerprints, in words that do not tell a tuple from a list."""
     return json.dumps(kept | {"figures": kept["figures"] | {"codes": None, "ptx": None}})

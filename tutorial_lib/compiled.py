@@ -333,6 +333,20 @@ class Compiled:
         """Whether both are the same instructions."""
         return self.code is not None and self.code == other.code
 
+    def differs_from(self, other: Compiled) -> str:
+        """Where the instructions of the main kernels begin to differ, in words.
+
+        To be asked of kernels whose texts are there: those that a lock answers for are compiled now.
+        """
+        if not (self._read.known and other._read.known):
+            return "The disassembler does not know these instructions."
+        mine, its = self._read.lines, other._read.lines
+        at = next((n for n, pair in enumerate(zip(mine, its)) if pair[0] != pair[1]), min(len(mine), len(its)))
+        if at == len(mine) == len(its):
+            return "All instructions of the main kernel are the same: kernels beside it, or its lists, differ."
+        now, before = (lines[at].strip() if at < len(lines) else "its end" for lines in (mine, its))
+        return f"Instruction {at + 1:,} of {len(mine):,} is the first that differs: {now}; before: {before}"
+
     def fields(self) -> dict:
         """All of it, as JSON can keep it; ``from_fields`` reads it."""
         plain = {name: value for name, value in vars(self).items() if name in self.__dataclass_fields__}

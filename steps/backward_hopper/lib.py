@@ -273,9 +273,9 @@ def from_last_keys(variant: gl.constexpr):
 def l2_aware_lpt(variant: gl.constexpr):
     """As ``by_number``, where blocks are numbered in sections.
 
-    A GPU starts blocks in the order of their numbers. The heads of all batches are cut into sections. Of a section all
-    blocks with the first keys begin: under a causal mask they are the longest. Those with the last keys end it. So two
-    neighbouring blocks of a head do not begin one right after the other.
+    GPUs start blocks in the order of their numbers, though CUDA does not promise it. The heads of all batches are cut
+    into sections. Of a section all blocks with the first keys begin: under a causal mask they are the longest. Those
+    with the last keys end it. So two neighbouring blocks of a head do not begin one right after the other.
     """
     tiles, heads = gl.num_programs(0), gl.num_programs(1)
     number = gl.program_id(0) + tiles * (gl.program_id(1) + heads * gl.program_id(2))

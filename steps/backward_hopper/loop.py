@@ -72,15 +72,15 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.c
         d_weights = warpgroup_mma_wait(1, deps=[d_weights])
         weights = variant.key_operand.weights(weights, rounded)
         d_scores = variant.gradient.d_scores(weights, d_weights, tiles.row_sum, iteration, dtype, variant)
-        before = iteration + 1  # of the two slots of dS, that of the iteration before
+        other = iteration + 1  # its parity names the other of the two slots of dS: the iteration before wrote that
         variant.exchange.wait(barriers, iteration, variant)
         tiles.d_scores.index(iteration & 1).slice(warpgroup * KEYS, KEYS, 0).store(d_scores)
         variant.fence.first(barriers, iteration)
         variant.turns.give(barriers, warpgroup, variant)
 
         # --- dQ of the iteration before, added under dK's product; iteration 0's, of an unwritten slot, is dropped ---
-        mbarrier.wait(barriers.d_scores_full.index(before & 1), iteration - 1 >> 1 & 1)
-        d_query = issue_own_d_query(tiles, before, warpgroup, variant)
+        mbarrier.wait(barriers.d_scores_full.index(other & 1), iteration - 1 >> 1 & 1)
+        d_query = issue_own_d_query(tiles, other, warpgroup, variant)
         d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
         variant.fence.behind(barriers, iteration)
         d_value, d_query = warpgroup_mma_wait(1, deps=[d_value, d_query])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from steps.core.step import Step, Unsupported
 from steps.writing.trees import LINE_LENGTH
@@ -31,17 +31,26 @@ def for_another_head_dim(step: Step, problem: Problem, text: str, make: Callable
     return textwrap.fill(told, LINE_LENGTH)
 
 
-def _parts(text: str) -> tuple[dict[str, ast.expr], dict[str, str]]:
-    """(constants, functions) of a program, in words that do not depend on how it is laid out."""
-    constants, functions = {}, {}
+@dataclass
+class _Parts:
+    """What a program is made of, in words that do not depend on how it is laid out. said: the docstrings."""
+
+    constants: dict[str, ast.expr] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
+
+
+def _parts(text: str) -> _Parts:
+    parts = _Parts()
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef) and node.name not in CHECKS:
-            if ast.get_docstring(node) and len(node.body) > 1:
-                del node.body[0]
-            functions[node.name] = ast.unparse(node)
+            if said := ast.get_docstring(node):
+                parts.said[node.name] = " ".join(said.split("\n\n")[0].split()).split(". ")[0].rstrip(".")
+                del node.body[: len(node.body) > 1]
+            parts.functions[node.name] = ast.unparse(node)
         elif isinstance(node, ast.Assign):
-            constants |= _constants(node)
-    return constants, functions
+            parts.constants |= _constants(node)
+    return parts
 
 
 def _constants(node: ast.Assign) -> dict[str, ast.expr]:
@@ -55,18 +64,22 @@ def _constants(node: ast.Assign) -> dict[str, ast.expr]:
     return {target.id: value for target in node.targets}
 
 
-def _compared(own: tuple[dict, dict], other: tuple[dict, dict]) -> str:
-    """What another program has otherwise."""
-    (constants, functions), (its_constants, its_functions) = own, other
-    new = {name: value for name, value in its_constants.items() if not _same(value, constants.get(name))}
-    said = {name: value for name, value in new.items() if not isinstance(getattr(value, "value", None), str)}
+def _compared(own: _Parts, other: _Parts) -> str:
+    """What another program has otherwise, and which functions only one of the two has.
+
+    Constants that only the other has are left out: nothing here tells what they are for.
+    """
+    new = {name: its for name, its in other.constants.items() if name in own.constants}
+    new = {name: its for name, its in new.items() if ast.unparse(its) != ast.unparse(own.constants[name])}
+    said = {name: its for name, its in new.items() if not isinstance(getattr(its, "value", None), str)}
     told = [f"{name} {ast.unparse(its)}" for name, its in said.items() if not isinstance(its, ast.Call | ast.Name)]
     layouts = [name for name, value in new.items() if isinstance(value, ast.Call) and name.isupper()]
     told += [f"other layouts {', '.join(layouts)}"] if layouts else []
-    changed = [name for name in functions | its_functions if functions.get(name) != its_functions.get(name)]
+    both = [name for name in own.functions if name in other.functions]
+    changed = [name for name in both if own.functions[name] != other.functions[name]]
     told += [f"other lines in {', '.join(changed)}"] if changed else []
+    less = [name for name in own.functions if name not in both]
+    told += [f"not as functions of their own: {', '.join(less)}"] if less else []
+    more = [name for name in other.functions if name not in both]
+    told += [" ".join(["also", name, f"({other.said[name]})" * (name in other.said)]) for name in more]
     return "; ".join(told) or "the same kernel and launch"
-
-
-def _same(value: ast.expr, before: ast.expr | None) -> bool:
-    return before is not None and ast.unparse(value) == ast.unparse(before)

@@ -36,6 +36,19 @@ NAMES = {  # of the host code's constants, and what kernels call them
     "tile_key": ("TILE_K", "TILE_KEY", "keys of a tile"),
     "group_size": ("GROUP", "GROUP_SIZE", "query heads for each head of keys and values"),
 }
+OF_KERNEL = {  # other numbers of the host code, and what kernels call them
+    **{
+        name: name.upper()
+        for name in (
+            *("ahead", "members", "output_columns", "page_size", "parts", "query_columns", "query_rows"),
+            *("rows_prepared", "rows_scaled", "small_rows", "sum_columns", "warpgroups"),
+        )
+    },
+    "columns": "PANEL_COLUMNS",
+    "merged_columns": "COLUMNS",
+    "own_rows": "ROWS",
+    "value_columns": "VALUE_DIM",
+}
 NO_PADDING = (", or the key is padding", ", or there is no key")  # what is not said where no tile is ragged
 CHOSEN = (
     "mma exp2 load_order latency occupancy approx_division larger_tile persistent mask_loop "
@@ -285,6 +298,10 @@ def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str
         field: Raw(theirs if isinstance(known.get(theirs), int) and known[theirs] == values.get(field) else own)
         for field, (own, theirs, _) in NAMES.items()
     }
+    for field, theirs in OF_KERNEL.items():
+        value = values.get(field)
+        if type(value) is int and getattr(known.get(theirs), "value", known.get(theirs)) == value:
+            named[field] = Raw(theirs if isinstance(known[theirs], int) else f"{theirs}.value")
     text = "\n\n".join(
         filled_in((HOSTS / f"{name}.txt").read_text(encoding="utf-8"), values, named) for name in templates
     )

@@ -34,7 +34,7 @@ class Arrays(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles in shared memory. query, output: a slot a warpgroup, or one for both; key, value: rings."""
+    """Tiles in shared memory. query, output: slots for each warpgroup; key, value: rings."""
 
     query: object
     key: object
@@ -53,7 +53,7 @@ class Barriers(NamedTuple):
     value_empty: object
     turns: object  # whose turn it is to issue products
     there: object  # in a pair, complete when the other block's slot is empty, too
-    nobody: object  # nobody arrives (``hold_by_nobody``)
+    nobody: object  # there nobody arrives, so a wait for parity 1 passes, and the compiler moves nothing over it
 
 
 class Taken(NamedTuple):
@@ -296,7 +296,7 @@ class Hold(Pieces):
 
 @gluon.jit
 def drop_meetings():
-    """The warps of a group do not meet where nothing needs it.
+    """Ask the hook that rewrites PTX to drop barriers of warps that nothing needs. Without it this does nothing.
 
     See ``tutorial_lib.meetings``.
     """
@@ -579,7 +579,7 @@ def fetch_queries(arrays, tiles, barriers, head, batch, row, query_iteration, va
 
 @gluon.jit
 def fetch(array, ring, full, head, batch, row, stage, variant: gl.constexpr):
-    """Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring."""
+    """Ask TMA for a tile of keys or values, which begins at this row, into a slot of their ring."""
     mbarrier.expect(full.index(stage), array.nbytes_per_cta)
     tma.async_load(array, corner_kv(batch, head, row, variant), full.index(stage), ring.index(stage))
 

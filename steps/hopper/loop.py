@@ -19,7 +19,7 @@ from steps.hopper.softmax import cap, factor, no_maxima, raise_maxima, weigh, wi
 
 @gluon.jit
 def tiles_of_warpgroup(query_tile, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """(row, whole, end, block_end): a warpgroup's first query, its tiles of keys, and where those of its block end."""
+    """A warpgroup's first query, row, and its tiles of keys, (whole, end). block_end: where those of its block end."""
     row = own_row(query_tile.row, query_iteration, warpgroup, variant)
     whole, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
     whole, end = variant.ends.tiles(row, query_tile.seq_len_kv, whole, block_end, variant)

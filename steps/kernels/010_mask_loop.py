@@ -8,7 +8,8 @@ also where the lengths differ. There is no autograd. It needs PyTorch and cuda-t
 
 Made from step 10 mask_loop (A loop for the mask) of the FMHA tutorial by
 python -m steps.export mask_loop --head-dim 128 --seq-len 4096 --dtype float16 --causal
-With --head-dim 64 it writes: HEAD_DIM 64; other lines in load_key_transposed, tiles_to_visit, product, absorb, fmha.
+With --head-dim 64 it writes: HEAD_DIM 64; other lines in load_key_transposed, fmha; not as functions of their own:
+tiles_to_visit, product, absorb.
 """
 
 import heapq

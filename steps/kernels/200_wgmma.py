@@ -47,7 +47,7 @@ Arrays = namedtuple("Arrays", "query key value")
 Barriers = namedtuple("Barriers", "query_full key_full value_full")
 # A tile of queries. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are.
 QueryTile = namedtuple("QueryTile", "row kv_head batch seq_len_kv")
-# Tiles in shared memory. query, output: a slot a warpgroup, or one for both; key, value: rings.
+# Tiles in shared memory. query, output: slots for each warpgroup; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
 
 
@@ -78,7 +78,7 @@ def barrier_ring(length: gl.constexpr):
 
 @gluon.jit
 def fetch(array, ring, full, head, batch, row, stage):
-    """Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring."""
+    """Ask TMA for a tile of keys or values, which begins at this row, into a slot of their ring."""
     mbarrier.expect(full.index(stage), array.nbytes_per_cta)
     tma.async_load(array, [batch, head, row, 0], full.index(stage), ring.index(stage))
 
@@ -187,7 +187,8 @@ def attention(q, k, v, scale=None):
     shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
-        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
+        expect(name, "data that begin at a multiple of 16 bytes", hex(x.data_ptr()), x.data_ptr() % 16 == 0)
+        fits = x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
         expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
@@ -198,7 +199,7 @@ def attention(q, k, v, scale=None):
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = tiles * lines
     lists = 2 * (torch.empty(1, dtype=torch.int32, device=q.device),)  # nobody reads them
-    queries, output = (TensorDescriptor.from_tensor(x, [1, 1, 128, D], SHARED.value) for x in (q, o))
+    queries, output = (TensorDescriptor.from_tensor(x, [1, 1, ROWS.value, D], SHARED.value) for x in (q, o))
     keys, values = (TensorDescriptor.from_tensor(x, [1, 1, TILE_K, D], SHARED.value) for x in (k, v))
     numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
     arguments = (queries, keys, values, output, *lists, *numbers)

@@ -49,7 +49,7 @@ WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, 
 Arrays = namedtuple("Arrays", "query key value output")
 # What is to be computed. order, starts: the tiles of block b are order[starts[b] : starts[b + 1]].
 Work = namedtuple("Work", "order starts heads tiles_a_head seq_len_kv")
-# Tiles in shared memory. query, output: a slot a warpgroup, or one for both; key, value: rings.
+# Tiles in shared memory. query, output: slots for each warpgroup; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
 # mbarriers of a slot. full: TMA has filled it. empty, if any: all warpgroups have read it.
 Barriers = namedtuple("Barriers", "query_full query_empty key_full key_empty value_full value_empty")
@@ -108,7 +108,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         # Attention of a warpgroup's queries to the keys that they see.
         row_max = gl.full([ROWS], LEAST, gl.float32, gl.SliceLayout(1, ACCUMULATOR))
         accumulator = gl.full([ROWS, VALUE_DIM], 0.0, gl.float32, OUTPUT)
-        # (row, whole, end, block_end): a warpgroup's first query, its tiles of keys, and where those of its block end.
+        # A warpgroup's first query, row, and its tiles of keys, (whole, end). block_end: where those of its block end.
         row = query_tile.row + warpgroup * ROWS
         whole, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
         # --- the first tile ---
@@ -208,7 +208,7 @@ def produce(arrays, tiles, barriers, work):
             stage = iteration % STAGES
             used = iteration // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_empty.index(stage), used)
-            # Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring.
+            # Ask TMA for a tile of keys or values, which begins at this row, into a slot of their ring.
             mbarrier.expect(barriers.key_full.index(stage), arrays.key.nbytes_per_cta)
             tma.async_load(arrays.key, [batch, head, key, 0], barriers.key_full.index(stage), tiles.key.index(stage))
             mbarrier.wait(barriers.value_empty.index(stage), used)
@@ -279,7 +279,8 @@ def attention(q, k, v, scale=None):
     shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
-        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
+        expect(name, "data that begin at a multiple of 16 bytes", hex(x.data_ptr()), x.data_ptr() % 16 == 0)
+        fits = x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
         expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
@@ -290,7 +291,7 @@ def attention(q, k, v, scale=None):
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = min(tiles * lines, torch.cuda.get_device_properties(q.device).multi_processor_count)
     lists = deal(lines, q.shape[2], k.shape[2], blocks, q.device)
-    queries, output = (TensorDescriptor.from_tensor(x, [1, 1, 64, D], SHARED.value) for x in (q, o))
+    queries, output = (TensorDescriptor.from_tensor(x, [1, 1, ROWS.value, D], SHARED.value) for x in (q, o))
     keys, values = (TensorDescriptor.from_tensor(x, [1, 1, TILE_K, D], SHARED.value) for x in (k, v))
     numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
     arguments = (queries, keys, values, output, *lists, *numbers)

@@ -21,8 +21,9 @@ Bytes of shared memory: query 65,536, key 65,536, value 65,536, output 32,768, b
 Made from step 208 next_softmax_first (The next tile's softmax first) of the FMHA tutorial by
 python -m steps.export next_softmax_first --head-dim 128 --seq-len 4096 --dtype float16 --causal
 With --head-dim 64 it writes: WARPGROUPS 3; HEAD_DIM 64; VALUE_DIM 64; TILE_QUERY 192; OUTPUT_COLUMNS 64; other layouts
-OUTPUT, WEIGHTS; other lines in query_tile_until, tiles_of_warpgroup, first_weights, first_maxima, consume, fmha,
-take_turn, issue_scores.
+OUTPUT, WEIGHTS; other lines in consume, fmha; not as functions of their own: query_tile_until, tiles_of_warpgroup,
+first_weights, first_maxima; also take_turn (Wait until it is this warpgroup's turn, for the n-th time); also
+issue_scores (Begin the QK product [query, key]).
 """
 
 import heapq
@@ -52,9 +53,10 @@ WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, 
 Arrays = namedtuple("Arrays", "query key value output")
 # What is to be computed. order, starts: the tiles of block b are order[starts[b] : starts[b + 1]].
 Work = namedtuple("Work", "order starts heads tiles_a_head seq_len_kv")
-# Tiles in shared memory. query, output: a slot a warpgroup, or one for both; key, value: rings.
+# Tiles in shared memory. query, output: slots for each warpgroup; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
-# mbarriers of a slot. full: TMA has filled it. empty, if any: all warpgroups have read it. nobody: nobody arrives.
+# mbarriers of a slot. full: TMA has filled it. empty, if any: all warpgroups have read it. nobody: there nobody
+# arrives, so a wait for parity 1 passes, and the compiler moves nothing over it.
 Barriers = namedtuple("Barriers", "query_full query_empty key_full key_empty value_full value_empty nobody")
 # A tile of queries. row: of its first query. seq_len_kv: how many keys there are.
 QueryTile = namedtuple("QueryTile", "row seq_len_kv")
@@ -62,12 +64,8 @@ QueryTile = namedtuple("QueryTile", "row seq_len_kv")
 
 @gluon.jit
 def tiles_to_visit(first_query, seq_len_kv):
-    """(whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
-    whole = seq_len_kv // TILE_KEY
-    end = gl.cdiv(seq_len_kv, TILE_KEY)
-    whole = gl.minimum(whole, first_query // TILE_KEY)
-    end = gl.minimum(end, gl.cdiv(first_query + TILE_QUERY, TILE_KEY))
-    return whole, end
+    """end of (whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
+    return gl.minimum(gl.cdiv(seq_len_kv, TILE_KEY), gl.cdiv(first_query + TILE_QUERY, TILE_KEY))
 
 
 @gluon.jit
@@ -111,13 +109,13 @@ def query_of(queries, query_iteration, warpgroup: gl.constexpr):
 
 @gluon.jit
 def tiles_of_warpgroup(query_tile, warpgroup: gl.constexpr):
-    """(row, whole, end, block_end): a warpgroup's first query, its tiles of keys, and where those of its block end."""
+    """A warpgroup's first query, row, and its tiles of keys, (whole, end)."""
     row = query_tile.row + warpgroup * ROWS
-    whole, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
+    block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
     # (whole, end) of the tiles of keys that the warpgroup with these queries sees, of those that its block visits.
     whole = gl.minimum(row, query_tile.seq_len_kv) // TILE_KEY
     end = gl.minimum(block_end, gl.cdiv(row + ROWS, TILE_KEY))
-    return row, whole, end, block_end
+    return row, whole, end
 
 
 @gluon.jit
@@ -141,7 +139,7 @@ def in_four_chains(scores):
 @gluon.jit
 def first_maxima(scores, query_tile, scale, warpgroup: gl.constexpr):
     """(scores behind the mask, maxima) of the first tile of keys."""
-    row, whole, end, _ = tiles_of_warpgroup(query_tile, warpgroup)
+    row, whole, end = tiles_of_warpgroup(query_tile, warpgroup)
     # Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
     if whole <= 0:
         # Scores [query, key] with minus infinity where a query must not see a key.
@@ -185,7 +183,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         query = query_of(tiles.query, query_iteration, warpgroup)
         held = query.slice(0, QUARTER, 1).load(gl.DotOperandLayout(0, ACCUMULATOR, 2))
         query = held, query.slice(QUARTER, QUARTER, 1), query.slice(2 * QUARTER, 2 * QUARTER, 1)
-        row, whole, end, _ = tiles_of_warpgroup(query_tile, warpgroup)
+        row, whole, end = tiles_of_warpgroup(query_tile, warpgroup)
         accumulator = gl.full([ROWS, VALUE_DIM], 0.0, gl.float32, OUTPUT)
         # Attention of a warpgroup's queries to all tiles of keys but the first, with two products begun together.
         row_max = first_max
@@ -285,7 +283,7 @@ def produce(arrays, tiles, barriers, work):
         head = number // work.tiles_a_head
         head, batch, i = head % work.heads, head // work.heads, number % work.tiles_a_head
         row = i * TILE_QUERY
-        _, end = tiles_to_visit(row, work.seq_len_kv)
+        end = tiles_to_visit(row, work.seq_len_kv)
         empty = barriers.query_empty.index(query_iteration % QUERY_STAGES)
         mbarrier.wait(empty, query_iteration // QUERY_STAGES & 1 ^ 1)
         # Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there.
@@ -302,7 +300,7 @@ def produce(arrays, tiles, barriers, work):
             stage = iteration % STAGES
             used = iteration // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_empty.index(stage), used)
-            # Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring.
+            # Ask TMA for a tile of keys or values, which begins at this row, into a slot of their ring.
             mbarrier.expect(barriers.key_full.index(stage), arrays.key.nbytes_per_cta)
             tma.async_load(arrays.key, [batch, head, key, 0], barriers.key_full.index(stage), tiles.key.index(stage))
             mbarrier.wait(barriers.value_empty.index(stage), used)
@@ -332,7 +330,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     barriers = Barriers(query_full, query_empty, key_full, key_empty, value_full, value_empty, nobody)
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
     fence_async_shared()
-    # The warps of a group do not meet where nothing needs it.
+    # Ask the hook that rewrites PTX to drop barriers of warps that nothing needs. Without it this does nothing.
     gl.inline_asm_elementwise(
         "// no meetings that nothing needs (16ca12b9)\n mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -382,7 +380,8 @@ def attention(q, k, v, scale=None):
     shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
-        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
+        expect(name, "data that begin at a multiple of 16 bytes", hex(x.data_ptr()), x.data_ptr() % 16 == 0)
+        fits = x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
         expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
@@ -393,7 +392,7 @@ def attention(q, k, v, scale=None):
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = min(tiles * lines, torch.cuda.get_device_properties(q.device).multi_processor_count)
     lists = deal(lines, q.shape[2], k.shape[2], blocks, q.device)
-    queries, output = (TensorDescriptor.from_tensor(x, [1, 1, 64, D], SHARED.value) for x in (q, o))
+    queries, output = (TensorDescriptor.from_tensor(x, [1, 1, ROWS.value, D], SHARED.value) for x in (q, o))
     keys, values = (TensorDescriptor.from_tensor(x, [1, 1, TILE_K, D], SHARED.value) for x in (k, v))
     numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2
     arguments = (queries, keys, values, output, *lists, *numbers)

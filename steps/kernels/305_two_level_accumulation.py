@@ -61,9 +61,10 @@ WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, 
 Arrays = namedtuple("Arrays", "query key value output")
 # What is to be computed: lists of tiles (order, starts), sizes, and the scales [batch, kv_head] of Q, K and V.
 Work = namedtuple("Work", "order starts heads tiles_a_head seq_len_kv query_scale key_scale value_scale")
-# Tiles in shared memory. query, output: a slot a warpgroup, or one for both; key, value: rings.
+# Tiles in shared memory. query, output: slots for each warpgroup; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
-# mbarriers of a slot. full: TMA has filled it. empty, if any: all warpgroups have read it. nobody: nobody arrives.
+# mbarriers of a slot. full: TMA has filled it. empty, if any: all warpgroups have read it. nobody: there nobody
+# arrives, so a wait for parity 1 passes, and the compiler moves nothing over it.
 Barriers = namedtuple("Barriers", "query_full query_empty key_full key_empty value_full value_empty nobody")
 
 
@@ -96,12 +97,8 @@ def issue_alone(weights, value):
 
 @gluon.jit
 def tiles_to_visit(first_query, seq_len_kv):
-    """(whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
-    whole = seq_len_kv // TILE_KEY
-    end = gl.cdiv(seq_len_kv, TILE_KEY)
-    whole = gl.minimum(whole, first_query // TILE_KEY)
-    end = gl.minimum(end, gl.cdiv(first_query + TILE_QUERY, TILE_KEY))
-    return whole, end
+    """end of (whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
+    return gl.minimum(gl.cdiv(seq_len_kv, TILE_KEY), gl.cdiv(first_query + TILE_QUERY, TILE_KEY))
 
 
 @gluon.jit
@@ -166,7 +163,7 @@ def produce(arrays, tiles, barriers, work):
     n = gl.load(work.starts + n)
     while n < last:
         head, batch, row = place(work, n)
-        _, end = tiles_to_visit(row, work.seq_len_kv)
+        end = tiles_to_visit(row, work.seq_len_kv)
         empty = barriers.query_empty.index(query_iteration % QUERY_STAGES)
         mbarrier.wait(empty, query_iteration // QUERY_STAGES & 1 ^ 1)
         # Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there.
@@ -181,7 +178,7 @@ def produce(arrays, tiles, barriers, work):
             stage = iteration % STAGES
             used = iteration // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_empty.index(stage), used)
-            # Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring.
+            # Ask TMA for a tile of keys or values, which begins at this row, into a slot of their ring.
             mbarrier.expect(barriers.key_full.index(stage), arrays.key.nbytes_per_cta)
             tma.async_load(arrays.key, [batch, head, key, 0], barriers.key_full.index(stage), tiles.key.index(stage))
             mbarrier.wait(barriers.value_empty.index(stage), used)
@@ -229,7 +226,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         head, batch, row = place(work, n)
         line = batch * work.heads + head
         scale_of_head = scale * (gl.load(work.query_scale + line) * gl.load(work.key_scale + line))
-        _, end = tiles_to_visit(row, work.seq_len_kv)
+        end = tiles_to_visit(row, work.seq_len_kv)
         row += warpgroup * ROWS
         # --- the first tile ---
         scores_2 = warpgroup_mma_wait(0, deps=[scores])
@@ -350,7 +347,8 @@ def attention(q, k, v, q_scale, k_scale, v_scale, scale=None):
     shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float8_e4m3fn {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
-        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 16 == 0 for n in x.stride()[:3])
+        expect(name, "data that begin at a multiple of 16 bytes", hex(x.data_ptr()), x.data_ptr() % 16 == 0)
+        fits = x.stride(3) == 1 and all(n > 0 and n % 16 == 0 for n in x.stride()[:3])
         expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
     for name, x in {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}.items():
         wanted = f"contiguous torch.float32 {[*k.shape[:2]]} on {q.device}"
@@ -364,8 +362,10 @@ def attention(q, k, v, q_scale, k_scale, v_scale, scale=None):
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = min(tiles * lines, torch.cuda.get_device_properties(q.device).multi_processor_count)
     lists = deal(lines, q.shape[2], k.shape[2], blocks, q.device)
-    output = TensorDescriptor.from_tensor(o, [1, 1, 64, D], SHARED_OUTPUT.value)
-    queries, keys = (TensorDescriptor.from_tensor(x, [1, 1, n, D], SHARED.value) for x, n in ((q, 64), (k, TILE_K)))
+    output = TensorDescriptor.from_tensor(o, [1, 1, ROWS.value, D], SHARED_OUTPUT.value)
+    queries, keys = (
+        TensorDescriptor.from_tensor(x, [1, 1, n, D], SHARED.value) for x, n in ((q, ROWS.value), (k, TILE_K))
+    )
     columns = torch.empty((*k.shape[:2], D, -(-k.shape[2] // 16) * 16), dtype=v.dtype, device=v.device)  # of V
     turning = (v, v.stride(), columns, k.shape[2], k.shape[1], columns.shape[3], D)
     values = TensorDescriptor.from_tensor(columns, [1, 1, D, TILE_K], SHARED.value)

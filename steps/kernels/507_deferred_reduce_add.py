@@ -8,8 +8,8 @@ its last bits vary. There is no autograd. It needs PyTorch and Triton 3.9. Not i
 that rewrites PTX (descriptors of wgmma, barriers).
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there. Counts are numbers in global
-memory, polled until all have added to them. That ends, as blocks begin in the order of their numbers. gdc_wait awaits
-the kernel before, and gdc_launch_dependents lets the next one begin.
+memory, polled until all have added to them. That ends if blocks begin in the order of their numbers, which GPUs do but
+CUDA does not promise. gdc_wait awaits the kernel before, and gdc_launch_dependents lets the next one begin.
 barrier         slots  arrivals  who arrives           who waits, and the parity of the first wait
 d_output_empty  2      2         consume 0, consume 1  consume 0: 1, consume 1: 1, produce 2: 1
 d_output_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
@@ -27,9 +27,10 @@ Bytes of shared memory: key 16,384, value 16,384, query 32,768, lse 1,024, d_out
 
 Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutorial by
 python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
-With --head-dim 128 it writes: TILE_QUERY 64; LANES 32; HEAD_DIM 128; ROWS_SCALED 4; ROWS_PREPARED 8; ADDED_UP 128;
-other layouts SUMS, SCORES; other lines in store_for_tma, let_tma_add, issue_own_d_query, consume, gradients,
-add_by_tma, number_of.
+With --head-dim 128 it writes: TILE_QUERY 64; LANES 32; HEAD_DIM 128; ROWS_SCALED 4; ROWS_PREPARED 8; other layouts
+SUMS, SCORES; other lines in issue_own_d_query, consume; not as functions of their own: store_for_tma, let_tma_add; also
+add_by_tma (Store a warpgroup's dQ when TMA has read the last one, and ask it to add this one); also number_of (A number
+for each query, along the columns of scores [1, query]).
 """
 
 import math
@@ -48,9 +49,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.testing import do_bench
 
 SMALL_ROWS, TILE_QUERY, LANES, HEAD_DIM, INVERSE_LN2 = map(gl.constexpr, (32, 128, 16, 64, 1.4426950408889634))
-TILE_KEY, STAGES, WARPGROUPS, QUERY_ROWS, QUERY_COLUMNS, WRITERS = map(gl.constexpr, (128, 2, 2, 64, 64, 2))
-KEY_TILES, KEYS, ROWS_SCALED, ROWS_PREPARED, LN2, AHEAD = map(gl.constexpr, (1, 64, 8, 16, 0.6931471805599453, 144))
-KEPT = gl.constexpr(64)
+TILE_KEY, STAGES, WARPGROUPS, QUERY_ROWS, QUERY_COLUMNS, WRITERS, KEYS = map(gl.constexpr, (128, 2, 2, 64, 64, 2, 64))
+KEY_TILES, ROWS_SCALED, ROWS_PREPARED, LN2, AHEAD, KEPT = map(gl.constexpr, (1, 8, 16, 0.6931471805599453, 144, 64))
 D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 AWAIT = gl.constexpr("{ .reg .pred wrong; .reg .b32 seen; again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 "
     "wrong, seen, $2; @wrong bra again; fence.proxy.async.global; mov.b32 $0, seen; }")  # fmt: skip
@@ -176,14 +176,14 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
         # dS: the row sums are taken off now.
         delta = tiles.row_sum.index(iteration % STAGES).reshape([TILE_QUERY]).load(gl.SliceLayout(0, SCORES))[None, :]
         d_scores = (weights * (d_weights - delta)).to(dtype)
-        before = iteration + 1  # of the two slots of dS, that of the iteration before
+        other = iteration + 1  # its parity names the other of the two slots of dS: the iteration before wrote that
         # Wait until the slot of dS is free: both warpgroups have released dO of the iteration before.
         told = (iteration + STAGES - 1) // STAGES & 1 ^ 1
         mbarrier.wait(barriers.d_output_empty.index((iteration + 1) % STAGES), told)
         tiles.d_scores.index(iteration & 1).slice(warpgroup * KEYS, KEYS, 0).store(d_scores)
         # --- dQ of the iteration before, added under dK's product; iteration 0's, of an unwritten slot, is dropped ---
-        mbarrier.wait(barriers.d_scores_full.index(before & 1), iteration - 1 >> 1 & 1)
-        d_query = issue_own_d_query(tiles, before, warpgroup)
+        mbarrier.wait(barriers.d_scores_full.index(other & 1), iteration - 1 >> 1 & 1)
+        d_query = issue_own_d_query(tiles, other, warpgroup)
         d_key = warpgroup_mma(gl.convert_layout(d_scores, FACTOR), query, d_key, is_async=True)
         # Tell both warpgroups that this one has stored its dS of an iteration. wgmma reads it, which takes a fence.
         fence_async_shared()
@@ -374,7 +374,8 @@ def gradients(q, k, v, o, lse, do, scale=None):
     shapes |= {"o": [*q.shape], "do": [*q.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v, o, do)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
-        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
+        expect(name, "data that begin at a multiple of 16 bytes", hex(x.data_ptr()), x.data_ptr() % 16 == 0)
+        fits = x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
         expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
     expect("lse", f"torch.float32 {[*q.shape[:3]]} on {q.device}", f"{lse.dtype} {[*lse.shape]} on {lse.device}")
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
@@ -390,16 +391,16 @@ def gradients(q, k, v, o, lse, do, scale=None):
     numbers, sums = (q.new_empty(n, dtype=torch.float32) for n in ((2 * lines, padded), (batch, heads, padded, D)))
     counts = torch.empty(2 * lines, dtype=torch.int32, device=q.device)
     strides, sizes = (o.stride()[:3], do.stride()[:3], lse.stride()), (seq_len_q, padded, heads)
-    cleared = min(lines, max(2, 144 // blocks))  # heads that spare warps do not prepare, nor scale
-    rows = (padded // 32, 1, cleared)
+    cleared = min(lines, max(2, AHEAD.value // blocks))  # heads that spare warps do not prepare, nor scale
+    rows = (padded // SMALL_ROWS.value, 1, cleared)
     # --- the kernel whose blocks own keys ---
     queries, d_output = (TensorDescriptor.from_tensor(x, [1, 1, TILE_Q, D], SHARED.value) for x in (q, do))
     keys, values, *into = (TensorDescriptor.from_tensor(x, [1, 1, TILE_K, D], SHARED.value) for x in (k, v, dk, dv))
     of_rows = TensorDescriptor.from_tensor(numbers, [1, TILE_Q], SHARED_NUMBERS.value)
-    added = TensorDescriptor.from_tensor(sums, [1, 1, 64, 64], SHARED_SUMS.value)
+    added = TensorDescriptor.from_tensor(sums, [1, 1, QUERY_ROWS.value, QUERY_COLUMNS.value], SHARED_SUMS.value)
     arguments = (queries, keys, values, d_output, of_rows, added, *into, scale / math.log(2))  # in base 2
     arguments += (seq_len_q, seq_len_kv, heads, batch, padded, counts)
-    rates = tuple(-(-(padded // n << 16) // (tiles * blocks)) for n in (16, 8))  # pieces an iteration, times 2^16
+    rates = tuple(-(-(padded // n << 16) // (tiles * blocks)) for n in (ROWS_PREPARED.value, ROWS_SCALED.value))
     arguments += (sums, dq, numbers, o, do, lse, (*strides, dq.stride()[:3]), rates)  # for spare warps
     how = {"num_warps": 4, "enable_fp_fusion": True, "launch_pdl": True}  # begins before the kernel in front ends
     with torch.cuda.device(q.device), triton.knobs.nvidia.scope():

@@ -39,8 +39,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.testing import do_bench
 
-WARPGROUPS, ROWS, HEAD_DIM, STAGES, TILE_KEY, PRODUCTS = map(gl.constexpr, (1, 256, 128, 2, 128, 1))
-LEAST, TILE_QUERY, AT_ONCE_2 = map(gl.constexpr, (-3.4028234663852886e38, 256, 64))
+WARPGROUPS, ROWS, HEAD_DIM, STAGES, TILE_KEY, PRODUCTS, TILE_QUERY = map(gl.constexpr, (1, 256, 128, 2, 128, 1, 256))
+LEAST, AT_ONCE_2 = map(gl.constexpr, (-3.4028234663852886e38, 64))
 D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4,
     cga_layout=[[0, 0, 1, 0]]))  # fmt: skip
@@ -50,7 +50,7 @@ SHARED_VALUE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element
 SCORES = gl.constexpr(blackwell.TensorMemoryLayout(block=(128, 128), col_stride=1, cga_layout=[[1, 0]], two_ctas=True))
 SUMS = SCORES
 
-# Tiles in shared memory. query, output: a slot a warpgroup, or one for both; key, value: rings.
+# Tiles in shared memory. query, output: slots for each warpgroup; key, value: rings.
 Tiles = namedtuple("Tiles", "query key value output")
 # mbarriers: of each warpgroup, and for key and value of each slot. full: it is there; empty: nobody reads it.
 # output_full: the PV product has ended.
@@ -207,7 +207,8 @@ def attention(q, k, v, scale=None):
     shapes = {"q": [*q.shape[:3], D], "k": [*q.shape[:2], *k.shape[2:3], D], "v": [*k.shape]}
     for (name, shape), x in zip(shapes.items(), (q, k, v)):
         expect(name, f"torch.float16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
-        fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
+        expect(name, "data that begin at a multiple of 16 bytes", hex(x.data_ptr()), x.data_ptr() % 16 == 0)
+        fits = x.stride(3) == 1 and all(n > 0 and n % 8 == 0 for n in x.stride()[:3])
         expect(name, "strides in steps of 16 bytes, and a last one of 1", x.stride(), fits)
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
@@ -218,8 +219,8 @@ def attention(q, k, v, scale=None):
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
     blocks = tiles * lines
     lists = 2 * (torch.empty(1, dtype=torch.int32, device=q.device),)  # nobody reads them
-    queries = TensorDescriptor.from_tensor(q, [1, 1, 256, D], SHARED.value)
-    output = TensorDescriptor.from_tensor(o, [1, 1, 256, 64], SHARED.value)
+    queries = TensorDescriptor.from_tensor(q, [1, 1, ROWS.value, D], SHARED.value)
+    output = TensorDescriptor.from_tensor(o, [1, 1, ROWS.value, 64], SHARED.value)
     keys = TensorDescriptor.from_tensor(k, [1, 1, TILE_K, D], SHARED.value)
     values = TensorDescriptor.from_tensor(v, [1, 1, TILE_K, D], SHARED_VALUE.value)
     numbers = (scale / math.log(2), k.shape[2], q.shape[1], tiles)  # the kernel's scale is in base 2

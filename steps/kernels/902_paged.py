@@ -8,8 +8,10 @@ autograd. It needs PyTorch and cuda-tile.
 
 Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
 python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal
-With --head-dim 64 it writes: TILE_KEY 128; PIECE_COLUMNS 64; HEAD_DIM 64; COLUMNS 64; other lines in
-load_key_from_pages, load_value_from_pages, fmha_decode, decode, small_page, from_small_pages.
+With --head-dim 64 it writes: TILE_KEY 128; PIECE_COLUMNS 64; HEAD_DIM 64; COLUMNS 64; other lines in fmha_decode; not
+as functions of their own: load_key_from_pages, load_value_from_pages; also small_page (The n-th page of a sequence
+[page_size, column]; behind its last page once more that: the table ends there); also from_small_pages (The j-th tile of
+keys or values [key, column], of two or four pages).
 """
 
 import itertools
@@ -22,9 +24,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
-TILE_KEY, PAGE_SIZE, PIECE_COLUMNS, MEMBERS, QUERIES = 64, 64, 128, 8, 2
-LEAST, AT_ONCE, HEAD_DIM, TILE_QUERY, LN2 = -3.4028234663852886e38, 4, 128, 16, 0.6931471805599453
-LATENCY_KEY, COLUMNS, LATENCY_VALUE, INVERSE_LN2 = 8, 128, 8, 1.4426950408889634
+TILE_KEY, PAGE_SIZE, PIECE_COLUMNS, MEMBERS, QUERIES, AT_ONCE, HEAD_DIM = 64, 64, 128, 8, 2, 4, 128
+LEAST, TILE_QUERY, LN2, LATENCY_KEY = -3.4028234663852886e38, 16, 0.6931471805599453, 8
+COLUMNS, LATENCY_VALUE, INVERSE_LN2 = 128, 8, 1.4426950408889634
 GROUP = 8  # query heads for each head of keys and values
 
 
@@ -144,10 +146,10 @@ def number_of_splits(seq_len_kv, groups, device):
 def paged(q, k_pages, v_pages, page_table, lengths, scale=None):
     """Attention of a sequence's last queries to keys and values in pages, as q.
 
-    k_pages and v_pages: [pages, 64, kv_heads, head_dim]. page_table: int32 [batch, pages of the longest],
+    k_pages and v_pages: [pages, PAGE_SIZE, kv_heads, head_dim]. page_table: int32 [batch, pages of the longest],
     the numbers of a sequence's pages. lengths: int32 [batch], keys of each sequence. Nobody checks what they hold.
     """
-    pages = [*k_pages.shape[:1], 64, *k_pages.shape[2:3], HEAD_DIM]
+    pages = [*k_pages.shape[:1], PAGE_SIZE, *k_pages.shape[2:3], HEAD_DIM]
     shapes = {"q": [*q.shape[:2], 1, HEAD_DIM], "k_pages": pages, "v_pages": pages}
     for (name, shape), x in zip(shapes.items(), (q, k_pages, v_pages)):
         expect(name, f"torch.bfloat16 {shape} on {q.device}", f"{x.dtype} {[*x.shape]} on {x.device}")
@@ -156,7 +158,7 @@ def paged(q, k_pages, v_pages, page_table, lengths, scale=None):
     expect("q", f"{GROUP} heads for each of k_pages', {heads}", q.shape[1], q.shape[1] == heads)
     rows = [(x.dtype, *x.shape[:1]) for x in (page_table, lengths)]
     expect("page_table and lengths", [(torch.int32, q.shape[0])] * 2, rows)
-    return decode(q, (k_pages, v_pages, page_table, lengths), k_pages.shape[2], page_table.shape[1] * 64, scale)
+    return decode(q, (k_pages, v_pages, page_table, lengths), k_pages.shape[2], page_table.shape[1] * PAGE_SIZE, scale)
 
 
 def decode(q, sources, kv_heads, seq_len_kv, scale):
@@ -164,7 +166,7 @@ def decode(q, sources, kv_heads, seq_len_kv, scale):
     scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    groups = kv_heads * -(-GROUP // 8)  # tiles of rows of a sequence
+    groups = kv_heads * -(-GROUP // MEMBERS)  # tiles of rows of a sequence
     by_group = (kv_heads, GROUP)  # heads, as the kernels see them
     q, out = q.unflatten(1, by_group), o.unflatten(1, by_group)
     splits = number_of_splits(seq_len_kv, q.shape[0] * groups, q.device)
@@ -174,7 +176,7 @@ def decode(q, sources, kv_heads, seq_len_kv, scale):
     arguments = (q, *sources, partials, lse, scale)
     with torch.cuda.device(q.device):
         ct.launch(torch.cuda.current_stream(), (splits, groups, q.shape[0]), KERNEL, arguments)
-        pieces = -(-o.shape[3] // 128)  # of the columns of a query, a block each
+        pieces = -(-o.shape[3] // COLUMNS)  # of the columns of a query, a block each
         merging = (q.shape[3] * pieces, o.shape[1], q.shape[0])
         ct.launch(torch.cuda.current_stream(), merging, MERGE, (partials, lse, out))
     return o

@@ -33,6 +33,7 @@ from steps.writing.inline import inline
 from steps.writing.once import dissolved, named_less, said_once, side_by_side
 from steps.writing.program import Program
 from steps.writing.prune import as_record
+from steps.writing.results import without_idle_results
 from steps.writing.tidy import Text
 from steps.writing.trees import LINE_LENGTH, code, parameters, uses
 from steps.writing.values import CannotFlatten, depth
@@ -74,6 +75,7 @@ def flatten(
     text = Text(program, keep, alone)
     modules = {function.name: function.function.__module__ for function in program.functions.values()}
     text.functions = inline(text.documented(), modules, {*text.entries, *keep}, alone)
+    text.functions = without_idle_results(text.functions, {*text.entries, *keep}, text.classes)
     if alone:
         text.functions = {name: dissolved(tree, text.fields.names) for name, tree in text.functions.items()}
     text.tidy()
@@ -145,9 +147,11 @@ def _numbers_together(constants: dict[str, str]) -> Iterator[str]:
     """Lines of some numbers each, which are taken out of the constants."""
     numbers = {name: found for name, its in constants.items() if (found := NUMBER.fullmatch(its))}
     while numbers:
-        names = [*numbers][:A_LINE]
-        while sum(len(name) + len(numbers[name]["number"]) + 4 for name in names) > LINE_LENGTH - 20:
-            names.pop()  # with the brackets, and a wrapper for all, it would be longer than a line
+        names, room = [], LINE_LENGTH - 20  # beside the brackets, and a wrapper for all
+        for name, its in numbers.items():
+            if len(names) < A_LINE and (length := len(name) + len(its["number"]) + 4) <= room:
+                names.append(name)
+                room -= length
         values = ", ".join(numbers[name]["number"] for name in names)
         for name in names:
             del constants[name]

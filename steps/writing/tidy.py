@@ -9,6 +9,7 @@ import libcst as cst
 from steps.writing.inline import Rename
 from steps.writing.program import Program
 from steps.writing.prune import Fields, fields_of, function_documented, named_tuple, with_fields
+from steps.writing.results import overwritten
 from steps.writing.trees import (
     LINE_LENGTH,
     Rewriter,
@@ -74,7 +75,7 @@ class Tidy(Rewriter):
         if not isinstance(target, cst.Name):
             return None
         if effectless(value, self.text.classes) and (
-            not self.total.loads[target.value] or self._is_overwritten(target.value, following)
+            not self.total.loads[target.value] or overwritten(target.value, following)
         ):
             return []
         if len(following) == 1 and isinstance(last := small(following[0]), cst.Return) and last.value:  # noqa: SIM102
@@ -98,15 +99,6 @@ class Tidy(Rewriter):
             code(name) == code(one) or (isinstance(name, cst.Name) and not self.total.loads[name.value] and pure(one))
             for name, one in zip(names, values)
         )
-
-    @staticmethod
-    def _is_overwritten(name: str, following: list) -> bool:
-        """Whether the next statement that mentions a name assigns it without reading it."""
-        for statement in following:
-            found = uses(statement)
-            if found.loads[name] or found.stores[name]:
-                return not found.loads[name] and isinstance(statement, cst.SimpleStatementLine)
-        return False
 
     def _does_nothing(self, node: cst.BaseExpression) -> bool:
         if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Name):

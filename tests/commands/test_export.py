@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from difflib import unified_diff
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -354,11 +355,13 @@ def test_the_kernel_of_a_program_is_the_code_of_its_step(step):
     kernel = module.OF_KEYS if "OF_KEYS" in names else module.KERNEL if names else None
     if kernel is None:
         entry = step.entry(asked, step.made_for)[0].fn.__name__
-        assert step.compile_kernel(getattr(module, entry), asked, step.made_for).code == step.compile(asked).code
+        its, own = step.compile_kernel(getattr(module, entry), asked, step.made_for), step.compile(asked)
+        assert its.code == own.code, its.differs_from(own)
     else:
         configured = step.configured(asked, step.made_for)
         own = configured.compile_kernel(configured.entry(asked, step.made_for)[0], asked, step.made_for)
-        assert configured.compile_kernel(kernel._pyfunc, asked, step.made_for).code == own.code
+        its = configured.compile_kernel(kernel._pyfunc, asked, step.made_for)
+        assert its.code == own.code, its.differs_from(own)
         assert kernel._compiler_options == hinted(configured, asked)._compiler_options
 
 
@@ -461,9 +464,11 @@ def test_a_program_takes_no_tensor_that_tma_cannot_read(launches):
     room = q.new_zeros(q.numel() + 4 * q.shape[2] * q.shape[1])
     misplaced = room[1 : q.numel() + 1].view(q.shape)
     wide = room.view(*q.shape[:3], -1)[..., : q.shape[3]]
-    for given in (misplaced, wide, q[:, :, :1].expand(q.shape), q.mT.contiguous().mT):
+    for given in (wide, q[:, :, :1].expand(q.shape), q.mT.contiguous().mT):
         with pytest.raises(ValueError, match="q: expected strides in steps of 16 bytes, and a last one of 1"):
             module.attention(given, k, v)
+    with pytest.raises(ValueError, match=r"q: expected data that begin at a multiple of 16 bytes, got 0x.*2$"):
+        module.attention(misplaced, k, v)
     module.attention(q.transpose(1, 2).contiguous().transpose(1, 2), k, v)
 
 
@@ -519,10 +524,30 @@ def test_what_a_program_would_have_otherwise_is_what_the_other_program_has(name)
     own = module_in(text)
     same = {n for n, v in vars(own).items() if n.isupper() and repr(v) == repr(getattr(other, n, None))}
     assert not same & {constant for constant, _ in numbers}
-    listed = re.search(r"other lines in ([\w, \n]+)", told)
-    changed = set(re.split(r",\s+", listed[1])) if listed else set()
-    functions, its_functions = ({n for n, v in vars(made).items() if hasattr(v, "__code__")} for made in (own, other))
-    assert functions ^ its_functions <= changed
+    told = " ".join(told.split())
+    less = re.search(r"not as functions of their own: ([\w, ]+)", told)
+    functions, its_functions = (
+        {n for n, v in vars(made).items() if v.__class__.__name__ in ("function", "JITFunction")}
+        for made in (own, other)
+    )
+    assert functions - its_functions == (set(less[1].split(", ")) if less else set())
+    assert its_functions - functions == set(re.findall(r"; also (\w+)", told))
+
+
+def test_constants_that_this_program_lacks_are_left_out_and_functions_are_told_with_what_they_do():
+    text = program_file(get_step("deferred_reduce_add")).read_text(encoding="utf-8")
+    told = " ".join(re.search(r"^With --head-dim 128 it writes: (.*(?:\n.+)*)\.$", text, re.MULTILINE)[1].split())
+    assert "ADDED_UP" not in told and "also number_of (A number for each query, " in told
+
+
+def test_the_host_code_names_the_kernels_constants():
+    text = program_file(get_step("deferred_reduce_add")).read_text(encoding="utf-8")
+    host = text[text.index("\ndef expect(") :]
+    for name in ("AHEAD", "SMALL_ROWS", "QUERY_ROWS", "QUERY_COLUMNS", "ROWS_PREPARED", "ROWS_SCALED"):
+        assert f"{name}.value" in host
+    assert not re.search(
+        r"\b(?:144|32|16)\b(?! ==| bytes)", host[: host.index("\ndef main(")].split("\ndef gradients(")[1]
+    )
 
 
 def test_the_command_writes_a_program_and_refuses_what_makes_none(tmp_path):
@@ -579,4 +604,21 @@ def test_a_table_is_the_same_when_the_kernel_has_run_before():
 @pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
 def test_a_program_that_is_kept_is_what_is_exported_now(step):
     kept = program_file(step).read_text(encoding="utf-8")
-    assert kept == standalone(step, step.default_problem), "python -m steps.export --all"
+    now = standalone(step, step.default_problem)
+    assert kept == now, f"python -m steps.export --all makes this of it:\n{first_differences(kept, now)}"
+
+
+def first_differences(kept, now):
+    """The first lines in which two programs differ, and in which function."""
+    lines = [*unified_diff(kept.splitlines(), now.splitlines(), "kept", "now", n=1, lineterm="")]
+    at = int(re.match(r"@@ -(\d+)", lines[2])[1])
+    above = [line for line in kept.splitlines()[: at + 1] if line.startswith("def ")]
+    where = above[-1].partition("(")[0].removeprefix("def ") if above else "the header or the constants"
+    return "\n".join([f"first in {where}", *lines[2:14]])
+
+
+def test_what_differs_is_told_with_the_function():
+    kept = program_file(get_step("mma")).read_text(encoding="utf-8")
+    said = first_differences(kept, kept.replace("return o\n", "return -o\n", 1))
+    assert said.startswith("first in ") and "\n-" in said and "\n+" in said
+    assert "first in the header" in first_differences(kept, kept.replace("Attention", "attention", 1))

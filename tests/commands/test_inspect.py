@@ -35,6 +35,7 @@ def test_inspect_compares_two_steps():
     status, out, err = call("exp2", "--against", "mma", "--arch", "sm_90")
     assert status == 0 and err == ""
     assert "2 mma" in out and "3 exp2" in out and "Different code." in out
+    assert re.search(r"^Instruction [\d,]+ of [\d,]+ is the first that differs: .*; before: \S.*$", out, re.MULTILINE)
     assert "registers per thread" in out and "instructions per K/V tile, hot loop" in out
     assert "step002_mma.py" in out and "TMA Load instruction" in out and "k = ct.load(" in out
     assert "matrix products and softmax take turns" in " ".join(out.split())

@@ -3,11 +3,13 @@
 import ast
 from dataclasses import replace
 
+import libcst as cst
 import pytest
 
 from steps.writing import program, values
 from steps.writing.flat import SKIP, _broken, flatten
-from steps.writing.trees import LINE_LENGTH
+from steps.writing.results import without_idle_results
+from steps.writing.trees import LINE_LENGTH, code
 from steps.writing.values import CannotFlatten
 from tests.core import flat_source
 from tests.core.flat_source import Choice, Choices, both_ways, double, triple
@@ -152,3 +154,37 @@ def test_a_line_that_is_too_long_is_broken_beside_its_strings_and_its_comment(le
     text = _broken(line)
     assert text.endswith(SKIP) and len(text.splitlines()) > 1 and max(map(len, text.splitlines())) <= LINE_LENGTH
     assert ast.unparse(ast.parse(text.strip())) == ast.unparse(ast.parse(line.strip()))
+
+
+BOUNDS = '''
+def bounds(first, keys):
+    """(whole, end): tiles of keys. whole: without a mask."""
+    whole = keys // 2
+    end = keys + 1
+    whole = whole + first
+    return whole, end
+
+
+def visit(keys):
+    _, end = bounds(3, keys)
+    whole, last = bounds(4, keys)
+    whole = end * last
+    return whole
+'''
+
+
+@pytest.mark.parametrize("reads", ["", "    print(whole)\n"])
+def test_a_result_that_no_caller_reads_is_neither_handed_back_nor_computed(reads):
+    """Also where a caller assigns the name anew before it reads it; and not where one reads it first."""
+    text = BOUNDS.replace("    whole = end * last", f"{reads}    whole = end * last")
+    functions = {tree.name.value: tree for tree in cst.parse_module(text).body}
+    made = without_idle_results(functions, {"visit"}, ())
+    assert without_idle_results(functions, {"visit", "bounds"}, ()) is functions
+    if reads:
+        assert made is functions
+        return
+    assert "end = bounds(3, keys)" in code(made["visit"]) and "last = bounds(4, keys)" in code(made["visit"])
+    assert made["bounds"].get_docstring() == "end of (whole, end): tiles of keys."
+    assert "return end" in code(made["bounds"]) and "whole =" not in code(made["bounds"])
+    written = "\n".join(map(code, made.values()))
+    assert [run(written, "visit")(x) for x in INPUTS] == [run(text, "visit")(x) for x in INPUTS]

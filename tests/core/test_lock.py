@@ -195,3 +195,20 @@ def test_what_one_lock_does_not_know_is_in_no_sum():
     before, now = known("one", 0), known("another", 12)
     del before["compiled"]["b"]
     assert changed.table(before, now)[-1] == ["**hopper forward, sm_90**", "1", "0", "0", "0", "0", "0"]
+
+
+def test_what_differs_from_a_digest_is_told_in_figures():
+    file = {"compiled": {"a": kept("as it was", 120)}}
+    now = SimpleNamespace(
+        fields=lambda: kept("other", 118) | {"texts": None}, figures=SimpleNamespace(codes={"": "other"})
+    )
+    told = lock.told_apart(now, "as it was", file)
+    assert told == "other code: instructions 118, was 120; instructions of kind FP32 118, was 120"
+    assert "other order" in lock.told_apart(now, "b", {"compiled": {"b": kept("b", 118)}}).replace("another", "other")
+    assert "no figures" in lock.told_apart(now, "unknown", file)
+
+
+def kept(digest: str, count: int) -> dict:
+    """What a lock holds of a kernel with so many instructions."""
+    figures = {"codes": {"": digest}, "ptx": None, "instructions": count, "kinds": {"FP32": count}}
+    return {"arch": "sm_90", "figures": figures | {"hot": {}, "exponentials": 0, "order": [], "amd": None}}

@@ -11,6 +11,7 @@ from steps import STEPS, Unsupported, get_step, show
 from steps.core.ladder import ROOT, part_of
 from steps.core.problems import FULL, standard
 from steps.writing.written import edited, read_step, write_step, written_out
+from tests import lock
 from tests.expected import EXPECTED, SAME, cases_of, is_written, kernels, name_of, same_compilers
 from tests.selection import sampled
 
@@ -51,7 +52,7 @@ def names_in(text: str) -> set[str]:
 
 def assert_same_code(one, other):
     """The same machine code; or the same PTX but for labels for the debugger, which ptxas keeps the order around."""
-    assert one.code == other.code or one.figures.ptx == other.figures.ptx is not None
+    assert one.code == other.code or one.figures.ptx == other.figures.ptx is not None, one.differs_from(other)
 
 
 def is_last_of_its_part(step) -> bool:
@@ -175,7 +176,8 @@ def test_every_kernel_is_the_code_that_it_was(step, problem, arch):
     """A refactoring leaves every instruction as it is. A change on purpose: ``python -m tests.expected``."""
     if step.name not in WRITTEN_DOWN:
         pytest.skip(f"{step.name} is new: `python -m tests.expected {step.name}` writes down which code it is")
-    assert step.compile(problem, arch).digest == EXPECTED["digests"][name_of(step, problem, arch)]
+    compiled, digest = step.compile(problem, arch), EXPECTED["digests"][name_of(step, problem, arch)]
+    assert compiled.digest == digest, lock.told_apart(compiled, digest, EXPECTED)
 
 
 def test_the_digests_are_of_the_steps_that_there_are():
