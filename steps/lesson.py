@@ -541,7 +541,7 @@ class Lesson:
         figures = []
         for step in (self.previous, self.step) if before else (self.step,):
             _, run, _ = Examination(step, problem, 0).under(None, trace=True)
-            figures.append(pictures.simulated_timeline(run.trace, run.longest, called(step)))
+            figures.append(pictures.simulated_timeline(run, called(step)))
         told = "Simulated on the CPU: it shows what waits for what, and not how fast the kernel is."
         return Page(f"{told} {problem.describe()}, the block that takes longest.", *figures)
 

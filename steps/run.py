@@ -198,9 +198,11 @@ def others_told(options: argparse.Namespace, steps: Sequence) -> str | None:
     if PATH not in map(str.strip, options.steps.split(",")):
         return None
     others = len(steps_of(options.direction)) - sum(step.number is not None for step in steps)
-    what = "The path has" if options.steps.strip() == PATH else "The path and what was named are"
+    told = f"The path and what was named are {len(steps)} steps for this problem"
+    if options.steps.strip() == PATH:
+        told = f"The path has {len(steps)} steps for this problem, from {steps[0].label} to {steps[-1].label}"
     return (
-        f"{what} {len(steps)} steps for this problem. {others} others are forks, or for other problems or GPUs: "
+        f"{told}. {others} others are forks, or for other problems or GPUs: "
         "--steps all takes every step, and --list names them."
     )
 

@@ -271,7 +271,7 @@ def simulate(
 
         measured = next(iter(recorded_traces(RESULTS, step.name)), None)
         title = f"step {step.label}, {problem.describe()}"
-        write_whole(timeline, png(simulated_timeline(first.trace, first.longest, title, measured)))
+        write_whole(timeline, png(simulated_timeline(first, title, measured)))
         console.print(f"Written: {timeline}", soft_wrap=True)
         if measured:
             where = f"{measured.machine['name']}, {measured.the_problem().describe()}, {measured.day}"

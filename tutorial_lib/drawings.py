@@ -9,7 +9,7 @@ from tutorial_lib import layouts
 from tutorial_lib.pictures import SKY
 from tutorial_lib.plots import BLUE, GREY, figure_with_axes
 
-SHADES = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7")  # of those who share work
+SHADES = ("#A9D9F4", "#E69F00", "#009E73", "#F6EFA0")  # of those who share work; they differ in grey, too
 SHOWN = 2  # the chunk of every row that the drawn ldmatrix asks for
 
 

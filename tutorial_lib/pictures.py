@@ -261,31 +261,35 @@ def exponential_wall(gpu, points: Mapping[str, Sequence[tuple[int, float]]]):
     return figure
 
 
-SIMULATED = {  # kind of what a block does -> colour, and its name in the legend
-    "wgmma": ("#0072B2", "tensor cores"),
-    "tcgen05": ("#0072B2", "tensor cores"),
-    "tensor cores": ("#0072B2", "tensor cores"),  # products that hold their warps
-    "mufu": ("#D55E00", "exponentials"),
-    "alu": ("#BBBBBB", "arithmetic"),
-    "smem": ("#CC79A7", "shared memory"),
-    "tmem": ("#882255", "tensor memory"),
-    "load": ("#009E73", "loads"),
-    "store": ("#56B4E9", "stores"),
-    "reduction": ("#F0E442", "additions"),
-    "wait": ("white", "waiting"),
-    "stage": ("#E8E8E8", "a stage of the waves"),
-    "stage first": ("#A8A8A8", "a stage with priority"),
+# Kind of what a block does -> colour, hatch, and its name in the legend. Bars may be too narrow for a hatch, so what
+# shares a lane differs in lightness: who prints in grey can tell them apart, too.
+NAVY = "#00507E"
+SIMULATED = {
+    "wgmma": (NAVY, "", "tensor cores"),
+    "tcgen05": (NAVY, "", "tensor cores"),
+    "tensor cores": (NAVY, "", "tensor cores"),  # products that hold their warps
+    "mufu": (ORANGE, "", "exponentials"),
+    "alu": ("#D0D0D0", "", "arithmetic"),
+    "smem": ("#DA8BB5", "", "shared memory"),
+    "tmem": ("#3D0A24", "", "tensor memory"),
+    "load": ("#009E73", "..", "loads"),
+    "store": (SKY, "\\\\\\\\", "stores"),
+    "reduction": ("#F0E442", "xxx", "additions"),
+    "wait": ("white", "////", "waiting"),
+    "stage": ("#EEEEEE", "", "a stage of the waves"),
+    "stage first": ("#EEEEEE", "||||", "a stage with priority"),
 }
+OF_AMD = {"tensor cores": "MFMA", "shared memory": "LDS"}  # what AMD calls it
 MACHINERY = ("tensor cores", "TMA", "copies", "stages")  # lanes that stand below those of the roles
 
 
-MEASURED = {  # kind of a segment between two stamps -> colour, and its name in the legend
-    "product": ("#0072B2", "waiting for a product"),
-    "softmax": ("#D55E00", "softmax"),
-    "issue": ("#56B4E9", "issuing products"),
-    "other": ("#E4E4E4", "other work"),
-    "store": ("#CC79A7", "waiting for a store"),
-    "wait": ("white", "waiting for a barrier"),
+MEASURED = {  # kind of a segment between two stamps -> likewise
+    "product": (NAVY, "", "waiting for a product"),
+    "softmax": (ORANGE, "", "softmax"),
+    "issue": (SKY, "", "issuing products"),
+    "other": ("#E4E4E4", "", "other work"),
+    "store": ("#DA8BB5", "\\\\\\\\", "waiting for a store"),
+    "wait": ("white", "////", "waiting for a barrier"),
 }
 
 
@@ -347,14 +351,16 @@ def _name(axes, named: Sequence[tuple], points: Sequence[tuple[float, float]]) -
             text.remove()
 
 
-def simulated_timeline(trace: Sequence[tuple], block: tuple[int, int, int], title: str, measured: Trace | None = None):
-    """Who does what when in a block of a simulated launch, from ``tutorial_lib.simulator.run.Run.trace``.
+def simulated_timeline(run, title: str, measured: Trace | None = None):
+    """Who does what when in the longest block of a simulated launch, a ``simulator.run.Run`` with its trace.
 
     measured: drawn below it, where one is recorded.
     """
-    events = [event[1:] for event in trace if event[0] == block]
+    events = [event[1:] for event in run.trace if event[0] == run.longest]
     lanes = sorted({event[0] for event in events}, key=lambda lane: (lane in MACHINERY, lane))
-    simulated = lanes, events, SIMULATED, "simulated clocks", f"simulated: {title}"
+    words = OF_AMD if run.machine.amd else {}
+    looks = {kind: (colour, hatch, words.get(name, name)) for kind, (colour, hatch, name) in SIMULATED.items()}
+    simulated = lanes, events, looks, "simulated clocks", f"simulated: {title}"
     return _timelines(simulated, *([_measured(measured)] if measured else []))
 
 
@@ -392,28 +398,34 @@ def _timelines(*panels: tuple):
 
 
 def _timeline(axes, lanes: Sequence[str], events: Sequence[tuple], looks: dict, unit: str, title: str) -> None:
-    """A bar for every event (lane, kind, label, begin, end). looks: kind -> colour, and its name."""
-    from matplotlib.patches import Rectangle
+    """A bar for every event (lane, kind, label, begin, end). looks: kind -> colour, hatch, and its name."""
+    from matplotlib.patches import Patch
+
+    def look(colour: str, hatch: str) -> dict:
+        edge = ("#999999" if lightness(colour) > 0.8 else "white") if hatch else colour  # a hatch has the edge's colour
+        return {"facecolor": colour, "hatch": hatch, "edgecolor": edge, "linewidth": 0.3}
 
     for lane, kind, _, begin, end in events:
-        look = {"edgecolor": "#999999", "hatch": "////"} if kind == "wait" else {}
-        axes.barh(lanes.index(lane), end - begin, left=begin, color=looks[kind][0], height=0.7, linewidth=0.3, **look)
+        axes.barh(lanes.index(lane), end - begin, left=begin, height=0.7, **look(*looks[kind][:2]))
     axes.set_yticks(range(len(lanes)), lanes)
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_xlabel(unit)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_title(title, fontsize=9)
-    shown = {looks[kind]: kind for kind in looks if kind in {event[1] for event in events}}
-    marks = [
-        Rectangle((0, 0), 1, 1, facecolor=colour, edgecolor="#999999", hatch="////" if kind == "wait" else None)
-        for (colour, _), kind in shown.items()
-    ]
-    axes.legend(
-        marks, [name for _, name in shown], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8
-    )
+    kinds = {event[1] for event in events}
+    shown = dict.fromkeys(its for kind, its in looks.items() if kind in kinds)
+    marks = [Patch(label=name, **look(colour, hatch)) for colour, hatch, name in shown]
+    axes.legend(handles=marks, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
 
 
-HELD = {"scores": "#56B4E9", "weights": "#E69F00", "output": "#999999"}  # what lies in tensor memory -> colour
+def lightness(colour: str) -> float:
+    """Of a colour in grey, from 0 for black to 1 for white (ITU-R BT.601, as Pillow converts)."""
+    from matplotlib.colors import to_rgb
+
+    return sum(weight * part for weight, part in zip((0.299, 0.587, 0.114), to_rgb(colour), strict=True))
+
+
+HELD = {"scores": SKY, "weights": "#B35C00", "output": "#DDDDDD"}  # what lies in tensor memory -> colour
 
 
 def tensor_memory(columns: Sequence[tuple], block: tuple[int, int, int], title: str, until: float):
@@ -432,9 +444,9 @@ def tensor_memory(columns: Sequence[tuple], block: tuple[int, int, int], title: 
             over = next((e[4] for e in touching if e[1] and (held != "output" or e[0] == what)), math.inf)
             reads = [e[5] for e in touching if not e[1] and e[4] < over]
             gone = max([end, *reads]) if held != "output" else over
-            look = {"facecolor": HELD[held], "alpha": 0.45, "linewidth": 0}
+            look = {"facecolor": HELD[held], "linewidth": 0}
             axes.add_patch(Rectangle((begin, first), min(gone, until) - begin, count, **look))
-        look = {"facecolor": "black" if written else "none", "edgecolor": "black", "linewidth": 0.4}
+        look = {"facecolor": "black" if written else "none", "edgecolor": "black", "linewidth": 0.4, "zorder": 2}
         axes.add_patch(Rectangle((begin, first), end - begin, count, hatch="" if written else "/////", **look))
     axes.set(
         xlim=(events[0][4] - 200, until), ylim=(widest, 0), xlabel="simulated clocks", ylabel="columns of tensor memory"
@@ -442,7 +454,7 @@ def tensor_memory(columns: Sequence[tuple], block: tuple[int, int, int], title: 
     axes.set_yticks(range(0, widest + 1, 64))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_title(title, fontsize=9)
-    marks = [Patch(facecolor=colour, alpha=0.45, label=name) for name, colour in HELD.items()]
+    marks = [Patch(facecolor=colour, label=name) for name, colour in HELD.items()]
     marks += [Patch(facecolor="black", label="being written")]
     marks += [Patch(facecolor="none", edgecolor="black", hatch="/////", label="being read")]
     axes.legend(handles=marks, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)

@@ -45,7 +45,7 @@ EXERCISE = NeverFull(
     last=no_longer_than_needed,
     typical=(
         (
-            r"race on \w+ .*: read by all warps[\s\S]*after: copy into LDS",
+            r"race on \w+ .*: read by all waves[\s\S]*after: copy into LDS",
             "A tile is read before it has come. The loop's `wait_group(1)` waits until one group is left under way. "
             "A group holds the copies that started before a `commit_group()`: do both copies of this iteration belong "
             "to a group of this iteration?",

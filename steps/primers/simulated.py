@@ -122,7 +122,7 @@ def run(
     title = f"`{case}`, {', '.join(changed)}: " if changed else f"`{case}`: "
     parts = [title + (wrong or "the result is right, and everything is in order.")]
     if timeline and launched:
-        parts.append(pictures.simulated_timeline(launched.trace, launched.longest, case))
+        parts.append(pictures.simulated_timeline(launched, case))
     return Page(*parts)
 
 

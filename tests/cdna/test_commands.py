@@ -71,4 +71,4 @@ def test_a_race_is_told_with_both_lines(capsys):
         simulate.main(["direct_to_lds", "--seq-len", "200", "--head-dim", "64", "--without", "wait_group(TILES"]) == 1
     )
     out = capsys.readouterr().out
-    assert "race on keys" in out and "read by all warps" in out and "after: copy into LDS by all warps" in out
+    assert "race on keys" in out and "read by all waves" in out and "after: copy into LDS by all waves" in out

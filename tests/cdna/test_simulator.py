@@ -28,7 +28,7 @@ def test_a_copy_has_come_when_it_was_waited_for(relaxed):
     assert not run(kernels.copy, source, target, True, relaxed, False, False).found
     assert torch.equal(source, target)
     told = run(kernels.copy, source, target, False, relaxed, False, False).found.values()
-    assert target.isnan().all() and "after: copy into LDS by all warps" in next(iter(told))
+    assert target.isnan().all() and "after: copy into LDS by all waves" in next(iter(told))
 
 
 @pytest.mark.parametrize(("relaxed", "meets"), [(False, False), (True, False), (True, True)])
@@ -52,11 +52,11 @@ def test_a_half_that_is_ahead_knows_of_the_other_two_barriers_later():
     assert not run(kernels.in_stages, source, target, True).found
     assert not run(kernels.in_stages, source, target, False).found
     [told] = run(kernels.read_without_a_stage_between, source, target).found.values()
-    assert "after: copy into LDS by other waves of all warps" in told
+    assert "after: copy into LDS by other waves" in told
     # A wait between two stages is no barrier more: what it waited for is known to the other half at the next one.
     assert not run(kernels.wait_between_stages, source, target, False).found
     [told] = run(kernels.wait_between_stages, source, target, True).found.values()
-    assert "after: copy into LDS by other waves of all warps" in told
+    assert "after: copy into LDS by other waves" in told
     # Four waves are one half: a barrier behind the wait is enough, and the compiler sets it.
     assert not run(kernels.read_without_a_stage_between, source, target, warps=4).found
 

@@ -199,7 +199,9 @@ def test_the_path_may_stand_beside_other_steps():
     assert names("path") == usual
     options = make_parser().parse_args([])
     told = others_told(options, path_of(HEADLINE, "sm_90"))
-    assert told.startswith(f"The path has {len(usual)} steps for this problem. {len(STEPS) - len(usual)} others are ")
+    ends = f"from {get_step(usual[0]).label} to {get_step(usual[-1]).label}"
+    others = len(STEPS) - len(usual)
+    assert told.startswith(f"The path has {len(usual)} steps for this problem, {ends}. {others} others are ")
     assert "--steps all" in told and others_told(make_parser().parse_args(["--steps", "all"]), STEPS) is None
     found = names("larger_tile_four_warps, path,row_max_ilp,exp2")
     assert [name for name in found if name not in usual] == ["larger_tile_four_warps", "row_max_ilp"] and len(

@@ -13,6 +13,8 @@ from tutorial_lib import drawings, pictures
 from tutorial_lib.architectures import ARCHITECTURES, REFERENCE_GPUS
 from tutorial_lib.gpu_picture import gpu_picture
 from tutorial_lib.plots import figure_with_axes
+from tutorial_lib.simulator.machine import H100, MI300X
+from tutorial_lib.simulator.run import Run
 
 
 @pytest.mark.parametrize("shape", [problem(), problem(causal=False), problem(seq_len_q=77, seq_len_kv=200)])
@@ -24,12 +26,48 @@ def test_tiles_that_are_visited_have_a_look_of_their_own(shape):
     assert "a block owns" in axes.get_title()
 
 
+def timeline(kinds, machine=H100):
+    """A run that did these kinds of things, one after the other."""
+    run = Run(machine, True, None)
+    run.trace = [((0, 0, 0), "all warps", kind, "", 10.0 * n, 10.0 * n + 5) for n, kind in enumerate(kinds)]
+    run.clocks[0, 0, 0] = 10.0 * len(kinds)
+    return pictures.simulated_timeline(run, "made up")
+
+
+def legend(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+
+
 def test_a_simulated_timeline_names_products_of_either_kind_once():
     for kinds in (["wgmma", "wait"], ["tensor cores", "wait"], ["wgmma", "tensor cores", "wait"]):
-        trace = [((0, 0, 0), "all warps", kind, "", 10.0 * n, 10.0 * n + 5) for n, kind in enumerate(kinds)]
-        figure = pictures.simulated_timeline(trace, (0, 0, 0), "made up")
-        names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-        assert names == ["tensor cores", "waiting"]
+        assert legend(timeline(kinds)) == ["tensor cores", "waiting"]
+
+
+@pytest.mark.parametrize(("machine", "names"), [(H100, ["tensor cores", "shared memory"]), (MI300X, ["MFMA", "LDS"])])
+def test_a_simulated_timeline_has_the_words_of_the_gpus_maker(machine, names):
+    assert legend(timeline(["tensor cores", "smem"], machine)) == names
+
+
+def test_the_legend_of_a_simulated_timeline_shows_its_bars():
+    figure = timeline(pictures.SIMULATED)
+    bars = {(bar.get_facecolor(), bar.get_hatch()) for bar in figure.axes[0].patches}
+    marks = figure.axes[0].get_legend().get_patches()
+    assert bars == {(mark.get_facecolor(), mark.get_hatch()) for mark in marks} and len(bars) == len(marks)
+
+
+LOOKS = {
+    "simulated": {name: (colour, hatch) for colour, hatch, name in pictures.SIMULATED.values()},
+    "measured": {name: (colour, hatch) for colour, hatch, name in pictures.MEASURED.values()},
+    "tensor memory": {name: (colour, "") for name, colour in (pictures.HELD | {"being written": "black"}).items()},
+    "those who share work": {colour: (colour, "") for colour in drawings.SHADES},
+}
+
+
+@pytest.mark.parametrize("looks", LOOKS.values(), ids=LOOKS)
+def test_looks_differ_in_grey(looks):
+    """What has the same hatch, or none, differs in lightness by a tenth of that from black to white."""
+    for (one, (colour, hatch)), (other, (second, its)) in itertools.combinations(looks.items(), 2):
+        assert hatch != its or abs(pictures.lightness(colour) - pictures.lightness(second)) > 0.1, (one, other)
 
 
 @pytest.mark.parametrize("arch", REFERENCE_GPUS)

@@ -318,7 +318,9 @@ class Block:
     def begin(self, time: float) -> None:
         """Start with one role, all warps."""
         self.began = time
-        name = "all warps" if self.cluster is None else f"all warps of CTA {self.rank}"
+        name = "all waves" if self.machine.amd else "all warps"
+        if self.cluster is not None:
+            name += f" of CTA {self.rank}"
         self.start(name, self.kernel, self.warps).time = time
 
     def check_end(self, role: Role) -> None:

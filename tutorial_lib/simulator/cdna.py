@@ -50,7 +50,7 @@ def buffer_load_to_shared(dest: Memory, ptr: Pointer, offsets: Tensor, mask=None
         raise KernelError(at(f"a copy into LDS takes offsets in a blocked layout, not in {offsets.layout}"))
     me = state.role()
     ampere.async_copy(dest, ptr + offsets, mask)
-    me.others_do(dest, True, f"copy into LDS by other waves of {me}", me.copies)
+    me.others_do(dest, True, "copy into LDS by other waves", me.copies)
 
 
 @operation("load_shared_relaxed")

@@ -39,6 +39,11 @@ class Machine:
     mfma: float = 0
     waves_apart: bool = False
 
+    @property
+    def amd(self) -> bool:
+        """Whether it is AMD's, where a warp is called a wave, and shared memory LDS."""
+        return self.mfma > 0
+
 
 H100 = Machine("H100")
 B200 = Machine("B200", wgmma=0, mma=0, tcgen05=8192, tensor_columns=512)

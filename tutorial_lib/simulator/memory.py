@@ -84,7 +84,7 @@ class Memory:
         state.spend("smem", self._bytes_read(layout, me.warps), "load")
         me.uses(reads=(self.buffer,))
         me.block.touch(self, False, me, me.known[me], "generic", f"read by {me}")
-        me.others_do(self, False, f"read by other waves of {me}")
+        me.others_do(self, False, "read by other waves")
         return Tensor(self.data.clone(memory_format=torch.contiguous_format), layout)
 
     def _bytes_read(self, layout, warps: int) -> int:
@@ -109,7 +109,7 @@ class Memory:
         must_stay(value.layout, self.halved)
         me.uses(writes=(self.buffer,))
         me.block.touch(self, True, me, me.known[me], "generic", f"written by {me}")
-        me.others_do(self, True, f"written by other waves of {me}")
+        me.others_do(self, True, "written by other waves")
         state.spend("smem", self.data.numel() * self.data.itemsize, "store")
         self.data.copy_(data)
 
