@@ -393,7 +393,6 @@ def gradients(q, k, v, o, lse, do, scale=None):
     strides, sizes = (o.stride()[:3], do.stride()[:3], lse.stride()), (seq_len_q, padded, heads)
     cleared = min(lines, max(2, AHEAD.value // blocks))  # heads that spare warps do not prepare, nor scale
     rows = (padded // SMALL_ROWS.value, 1, cleared)
-    # --- the kernel whose blocks own keys ---
     queries, d_output = (TensorDescriptor.from_tensor(x, [1, 1, TILE_Q, D], SHARED.value) for x in (q, do))
     keys, values, *into = (TensorDescriptor.from_tensor(x, [1, 1, TILE_K, D], SHARED.value) for x in (k, v, dk, dv))
     of_rows = TensorDescriptor.from_tensor(numbers, [1, TILE_Q], SHARED_NUMBERS.value)
