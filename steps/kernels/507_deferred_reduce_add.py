@@ -387,7 +387,6 @@ def gradients(q, k, v, o, lse, do, scale=None):
     (batch, heads, seq_len_q, _), (_, kv_heads, seq_len_kv, _) = q.shape, k.shape
     tiles, blocks = -(-seq_len_q // TILE_Q), -(-seq_len_kv // TILE_K)  # of queries, and of keys, a head
     padded, lines = tiles * TILE_Q, batch * heads
-    # --- what the kernels hand to each other: log-sum-exps in base 2, and row sums; sums in float32; counts ---
     numbers, sums = (q.new_empty(n, dtype=torch.float32) for n in ((2 * lines, padded), (batch, heads, padded, D)))
     counts = torch.empty(2 * lines, dtype=torch.int32, device=q.device)
     strides, sizes = (o.stride()[:3], do.stride()[:3], lse.stride()), (seq_len_q, padded, heads)
