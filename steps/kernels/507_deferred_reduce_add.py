@@ -387,13 +387,11 @@ def gradients(q, k, v, o, lse, do, scale=None):
     (batch, heads, seq_len_q, _), (_, kv_heads, seq_len_kv, _) = q.shape, k.shape
     tiles, blocks = -(-seq_len_q // TILE_Q), -(-seq_len_kv // TILE_K)  # of queries, and of keys, a head
     padded, lines = tiles * TILE_Q, batch * heads
-    # --- what the kernels hand to each other: log-sum-exps in base 2, and row sums; sums in float32; counts ---
     numbers, sums = (q.new_empty(n, dtype=torch.float32) for n in ((2 * lines, padded), (batch, heads, padded, D)))
     counts = torch.empty(2 * lines, dtype=torch.int32, device=q.device)
     strides, sizes = (o.stride()[:3], do.stride()[:3], lse.stride()), (seq_len_q, padded, heads)
     cleared = min(lines, max(2, AHEAD.value // blocks))  # heads that spare warps do not prepare, nor scale
     rows = (padded // SMALL_ROWS.value, 1, cleared)
-    # --- the kernel whose blocks own keys ---
     queries, d_output = (TensorDescriptor.from_tensor(x, [1, 1, TILE_Q, D], SHARED.value) for x in (q, do))
     keys, values, *into = (TensorDescriptor.from_tensor(x, [1, 1, TILE_K, D], SHARED.value) for x in (k, v, dk, dv))
     of_rows = TensorDescriptor.from_tensor(numbers, [1, TILE_Q], SHARED_NUMBERS.value)
