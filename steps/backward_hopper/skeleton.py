@@ -239,6 +239,7 @@ class HopperGradients(TmaGradients):
             softcap=problem.softcap,
             packed=packed,
             ragged=ragged,
+            ragged_queries=packed or problem.seq_len_q % tile.query != 0,
             unseen=self.begin.early and (packed or (problem.causal and (blocks - 1) * tile.key >= padded)),
             warpgroups=1 if self.together else 2,
             sharing=sharing,

@@ -46,7 +46,7 @@ SHAPES = [
 
 def test_kernels_ask_what_the_problem_is_and_never_which_step_it_is():
     switches = {field.name for field in dataclasses.fields(Variant) if field.type in (bool, "bool")}
-    assert switches == {"causal", "ragged", "unseen", "packed"}
+    assert switches == {"causal", "ragged", "ragged_queries", "unseen", "packed"}
 
 
 @pytest.mark.parametrize("generation", [together, apart, spare], ids=lambda module: module.__name__.rpartition(".")[2])
