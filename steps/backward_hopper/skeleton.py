@@ -193,7 +193,8 @@ class HopperGradients(TmaGradients):
         packed = problem.lengths is not None
         ragged = packed or problem.seq_len_kv % tile.key != 0
         padded = tiles_a_head(problem, tile) * tile.query
-        masked = problem.causal or ragged
+        ragged_queries = packed or problem.seq_len_q % tile.query != 0
+        masked = problem.causal or ragged or ragged_queries
         sharing = problem.group_size if self.cta_per_query_head and self.heads_apart(problem, tile) else 1
         group_size = problem.group_size // sharing
         alike = problem.window or packed  # blocks are about as long, or nobody knows how long
@@ -239,7 +240,7 @@ class HopperGradients(TmaGradients):
             softcap=problem.softcap,
             packed=packed,
             ragged=ragged,
-            ragged_queries=packed or problem.seq_len_q % tile.query != 0,
+            ragged_queries=ragged_queries,
             unseen=self.begin.early and (packed or (problem.causal and (blocks - 1) * tile.key >= padded)),
             warpgroups=1 if self.together else 2,
             sharing=sharing,
