@@ -34,7 +34,7 @@ def load_lse(LSE, batch, head, i, rows, variant):
     """Log-sum-exp of the i-th tile's rows [rows]; infinity, and so no weight, where no key is seen.
 
     Past the end it is infinity, too, or where it is prepared zero: there Q, dO and the row sums are zero, and so is all
-    that they add.
+    that they add. Where keys are infinite, their scores are NaN there: the last tile of queries is masked.
     """
     if variant.prepared:
         return load_numbers(LSE, batch, head, i, rows, ct.PaddingMode.ZERO)
@@ -165,7 +165,8 @@ def gradients_of_keys(j, kv_head, batch, Q, K, V, DO, LSE, RowSum, DQ, DK, DV, s
         heads = min(heads, (tiles - first) * heads)
     for head in range(kv_head * variant.group_size, kv_head * variant.group_size + heads):
         if variant.mask_loops:
-            cut, whole = first, tiles  # what the mask cuts ends here, and full tiles of queries
+            cut = first  # what the mask cuts ends here
+            whole = tiles  # full tiles of queries end here
             if variant.causal:
                 cut = min(tiles, ct.cdiv((j + 1) * variant.tile.key - 1, variant.tile.query))
             if variant.ragged:

@@ -68,7 +68,7 @@ class HopperGradients(TmaGradients):
     cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where that pays
     (``heads_apart``), and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
     keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask; in shared memory
-    under a soft cap, whose tanh takes registers.
+    under a soft cap, whose tanh takes registers. A last tile of queries or keys that is not full counts as a mask.
     gradient: at head_dim 128, how the product for the weights' gradient begins.
     exchange, fence: how warpgroups that are apart exchange dS; at head_dim 256 they do it in a way of their own.
     short_rules: whether launches have other tiles where blocks are few, or up to 640 queries fill smaller tiles better.
