@@ -127,6 +127,9 @@ def fmha_backward_dkdv(
                 its_key = key_row + gl.arange(0, KEYS, gl.SliceLayout(1, scores.type.layout))
                 its_query = row + gl.arange(0, QUERIES, COLUMN)
                 weights = gl.where(its_key[:, None] <= its_query[None, :], weights, 0.0)
+        if variant.ragged_queries:  # rows past the end are zeros, whose score with a key of infinity is NaN
+            there = row + gl.arange(0, QUERIES, COLUMN) < seq_len_q
+            weights = gl.where(there[None, :], weights, 0.0)
 
         # dS [key, query], before the scale.
         mbarrier.wait(d_output_full, n & 1)

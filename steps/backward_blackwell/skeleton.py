@@ -60,6 +60,7 @@ class BlackwellGradients(OnBlackwell, TmaGradients):
             group_size=problem.group_size,
             causal=problem.causal,
             ragged=problem.seq_len_kv % tile.key != 0,
+            ragged_queries=problem.seq_len_q % tile.query != 0,
             walk=walk,
         )
 

@@ -53,6 +53,7 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
+    ragged_queries: bool  # the last tile of queries is not full
     walk: Callable | None  # over the tiles that pass by, where clusters own queries
 
     @property

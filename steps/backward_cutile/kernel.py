@@ -34,7 +34,7 @@ def load_lse(LSE, batch, head, i, rows, variant):
     """Log-sum-exp of the i-th tile's rows [rows]; infinity, and so no weight, where no key is seen.
 
     Past the end it is infinity, too, or where it is prepared zero: there Q, dO and the row sums are zero, and so is all
-    that they add.
+    that they add. Where keys are infinite, their scores are NaN there: the last tile of queries is masked.
     """
     if variant.prepared:
         return load_numbers(LSE, batch, head, i, rows, ct.PaddingMode.ZERO)
@@ -76,6 +76,8 @@ def back_through_softmax(left, right, d_left, d_right, lse, row_sum, visible, ma
     scores = ct.mma(left, ct.permute(right, (1, 0)), none)
     if variant.softcap:
         shares = ct.tanh(scores * (scale / variant.softcap))  # of the cap
+        if masked and variant.ragged_queries:
+            shares = ct.where(visible, shares, 0.0)
         weights = variant.weigh(shares, lse, variant.softcap)
     else:
         weights = variant.weigh(scores, lse, scale)
@@ -164,20 +166,29 @@ def gradients_of_keys(j, kv_head, batch, Q, K, V, DO, LSE, RowSum, DQ, DK, DV, s
     for head in range(kv_head * variant.group_size, kv_head * variant.group_size + heads):
         if variant.mask_loops:
             cut = first  # what the mask cuts ends here
+            whole = tiles  # full tiles of queries end here
             if variant.causal:
                 cut = min(tiles, ct.cdiv((j + 1) * variant.tile.key - 1, variant.tile.query))
             if variant.ragged:
                 cut = tiles if (j + 1) * variant.tile.key > K.shape[2] else cut
             if variant.window:
                 cut = tiles
+            if variant.ragged_queries:
+                whole = max(cut, min(tiles, Q.shape[2] // variant.tile.query))
             for i in range(first, cut):
                 d_key, d_value = iteration_of_keys(
                     Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, K.shape[2], True, scale, variant
                 )
-            for i in range(cut, tiles):
+            for i in range(cut, whole):
                 d_key, d_value = iteration_of_keys(
                     Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, K.shape[2], False, scale, variant
                 )
+            if variant.ragged_queries:
+                for i in range(whole, tiles):
+                    d_key, d_value = iteration_of_keys(
+                        Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, K.shape[2], True, scale,
+                        variant,
+                    )  # fmt: skip
         else:
             for i in range(first, tiles):
                 masked = (j + 1) * variant.tile.key > K.shape[2]
@@ -185,6 +196,8 @@ def gradients_of_keys(j, kv_head, batch, Q, K, V, DO, LSE, RowSum, DQ, DK, DV, s
                     masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
                 if variant.window:
                     masked = True
+                if variant.ragged_queries:
+                    masked = masked | ((i + 1) * variant.tile.query > Q.shape[2])
                 d_key, d_value = iteration_of_keys(
                     Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, K.shape[2], masked, scale, variant
                 )
@@ -203,6 +216,8 @@ def iteration_of_keys(
     query_index = i * variant.tile.query + ct.arange(variant.tile.query, dtype=ct.int32)
     key_index = j * variant.tile.key + ct.arange(variant.tile.key, dtype=ct.int32)
     visible = seen(query_index[None, :], key_index[:, None], seq_len_kv, variant)
+    if variant.ragged_queries:  # rows past the end are zeros, whose score with a key of infinity is NaN
+        visible = visible & (query_index < Q.shape[2])[None, :]
     # [key, query], as dV and dK need them: of what is computed, only dS must be turned, for dQ
     weights, d_scores = back_through_softmax(
         k, q, v, do, lse[None, :], row_sum[None, :], visible, masked, scale, Q.dtype, variant

@@ -118,6 +118,7 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
             group_size=problem.group_size,
             causal=problem.causal,
             ragged=problem.lengths is not None or problem.seq_len_kv % tile.key != 0,
+            ragged_queries=problem.lengths is not None or problem.seq_len_q % tile.query != 0,
             mask_loops=self.mask_loops,
             longest_first=self.longest_first and problem.causal,
             prepared=self.prepared,

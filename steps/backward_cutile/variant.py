@@ -27,6 +27,7 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
+    ragged_queries: bool  # the last tile of queries is not full
     mask_loops: bool
     longest_first: bool
     prepared: bool

@@ -238,7 +238,7 @@ class Work(NamedTuple):
 
     Where query heads have blocks of their own, head is such a head; else it is that of the keys. Of packed sequences,
     sequence: that which the keys are of; rows, key_rows: where its queries and its keys begin in scratch memory, in
-    which each sequence has whole tiles.
+    which each sequence has whole tiles. seq_len_q: where the last tile of queries is not full.
     """
 
     key_row: object
@@ -251,6 +251,7 @@ class Work(NamedTuple):
     first: object
     a_head: object
     cut: object
+    seq_len_q: object = None
     sequence: object = None
     rows: object = None
     key_rows: object = None
@@ -295,7 +296,7 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, packed, variant: gl.constexp
     j, head, batch = variant.tile_of_block(variant)
     PARTS: gl.constexpr = variant.parts
     part, head = head % PARTS, head // PARTS
-    sequence, rows, key_rows = None, None, None
+    sequence, rows, key_rows, ragged_length = None, None, None, None
     if variant.packed:
         which = sequence_of(j, packed.keys, packed.count, TILE_KEY)
         begin, length = span(packed.queries, which)
@@ -304,6 +305,8 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, packed, variant: gl.constexp
         rows, key_rows = in_whole_tiles(begin, which, TILE_QUERY), in_whole_tiles(begin_kv, which, TILE_KEY)
         j -= key_rows // TILE_KEY
         seq_len_q, seq_len_kv = length, length_kv
+    if variant.ragged_queries:
+        ragged_length = seq_len_q
     query_tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     first = 0
     cut = 0
@@ -323,7 +326,7 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, packed, variant: gl.constexp
         end = first
     return Work(
         j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, end - first, cut,
-        sequence, rows, key_rows,
+        ragged_length, sequence, rows, key_rows,
     )  # fmt: skip
 
 
@@ -397,7 +400,8 @@ def next_tile(work, n, variant: gl.constexpr):
     if (n + 1) * KEY > work.seq_len_kv:
         cut = work.a_head
     return Work(
-        n * KEY, work.head, work.kv_head, work.batch, work.heads, work.batches, work.seq_len_kv, 0, work.a_head, cut
+        n * KEY, work.head, work.kv_head, work.batch, work.heads, work.batches, work.seq_len_kv, 0, work.a_head, cut,
+        work.seq_len_q,
     )  # fmt: skip
 
 

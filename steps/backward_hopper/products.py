@@ -116,15 +116,19 @@ def weigh(scores, lse, first_key, i, scale, work, variant: gl.constexpr):
 # It returns a tile [key, query] with ``hidden`` where the mask hides: 0 of weights, minus infinity of capped scores.
 @gluon.jit
 def hide(x, hidden: gl.constexpr, first_key, i, work, variant: gl.constexpr):
-    if variant.causal or variant.ragged:
+    if variant.causal or variant.ragged or variant.ragged_queries:
         masked = i < work.cut
         if variant.window:
             masked |= (i + 1) * variant.tile.query - variant.window > first_key
+        if variant.ragged_queries:
+            masked |= (i + 1) * variant.tile.query > work.seq_len_q
         if masked:
             key = first_key + gl.arange(0, variant.keys, gl.SliceLayout(1, variant.scores))
             query = i * variant.tile.query + gl.arange(0, variant.tile.query, gl.SliceLayout(0, variant.scores))
-            if variant.causal:
-                x = gl.where(key[:, None] <= query[None, :], x, hidden)
+            if variant.ragged_queries:  # rows past the end are zeros, whose score with a key of infinity is NaN
+                query = gl.where(query < work.seq_len_q, query, -1)  # sees no key
+            if variant.causal or variant.ragged_queries:
+                x = gl.where((key[:, None] if variant.causal else 0) <= query[None, :], x, hidden)
             if variant.window:
                 x = gl.where(key[:, None] > query[None, :] - variant.window, x, hidden)
             if variant.ragged:

@@ -68,7 +68,7 @@ class HopperGradients(TmaGradients):
     cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where that pays
     (``heads_apart``), and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
     keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask; in shared memory
-    under a soft cap, whose tanh takes registers.
+    under a soft cap, whose tanh takes registers. A last tile of queries or keys that is not full counts as a mask.
     gradient: at head_dim 128, how the product for the weights' gradient begins.
     exchange, fence: how warpgroups that are apart exchange dS; at head_dim 256 they do it in a way of their own.
     short_rules: whether launches have other tiles where blocks are few, or up to 640 queries fill smaller tiles better.
@@ -193,7 +193,8 @@ class HopperGradients(TmaGradients):
         packed = problem.lengths is not None
         ragged = packed or problem.seq_len_kv % tile.key != 0
         padded = tiles_a_head(problem, tile) * tile.query
-        masked = problem.causal or ragged
+        ragged_queries = packed or problem.seq_len_q % tile.query != 0
+        masked = problem.causal or ragged or ragged_queries
         sharing = problem.group_size if self.cta_per_query_head and self.heads_apart(problem, tile) else 1
         group_size = problem.group_size // sharing
         alike = problem.window or packed  # blocks are about as long, or nobody knows how long
@@ -239,6 +240,7 @@ class HopperGradients(TmaGradients):
             softcap=problem.softcap,
             packed=packed,
             ragged=ragged,
+            ragged_queries=ragged_queries,
             unseen=self.begin.early and (packed or (problem.causal and (blocks - 1) * tile.key >= padded)),
             warpgroups=1 if self.together else 2,
             sharing=sharing,

@@ -43,6 +43,7 @@ class Variant:
     softcap: float | None
     packed: bool  # sequences of different lengths stand behind each other
     ragged: bool  # the last tile of keys is not full
+    ragged_queries: bool  # the last tile of queries is not full
     unseen: bool  # kernels begin early, and no query may see some blocks' keys, as of packed sequences
     warpgroups: int  # that compute for themselves, of WARPS / warpgroups warps each; 1: all warps do the same, as one
     sharing: int  # query heads with blocks of their own that share a kv head, and add to its dK and dV

@@ -46,7 +46,7 @@ SHAPES = [
 
 def test_kernels_ask_what_the_problem_is_and_never_which_step_it_is():
     switches = {field.name for field in dataclasses.fields(Variant) if field.type in (bool, "bool")}
-    assert switches == {"causal", "ragged", "unseen", "packed"}
+    assert switches == {"causal", "ragged", "ragged_queries", "unseen", "packed"}
 
 
 @pytest.mark.parametrize("generation", [together, apart, spare], ids=lambda module: module.__name__.rpartition(".")[2])
@@ -366,8 +366,9 @@ def test_what_shortens_iterations_is_where_it_pays():
     assert {at for at, variant in found.items() if variant.gradient is FROM_ROW_SUMS} == {(128, True), (128, False)}
     assert {at for at, variant in found.items() if variant.adding is FOURS_LATER} == {(64, False)}
     assert not any(variant.turns.barriers for variant in found.values())
-    ragged = problem(seq_len_kv=1000, head_dim=64, causal=False)
-    assert step.variant(ragged).adding is not FOURS_LATER  # keys need a mask there
+    for ragged in ({"seq_len_kv": 1000}, {"seq_len_q": 1000}):  # which need a mask
+        assert step.variant(problem(**ragged, head_dim=64, causal=False)).adding is not FOURS_LATER
+    assert step.variant(problem(seq_len_q=1024, head_dim=64, causal=False)).adding is FOURS_LATER
 
 
 @pytest.mark.parametrize(
