@@ -13,7 +13,7 @@ LAB = $(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) --Server
 run: .venv/ready
 	$(PY) -m steps.run $(or $(ARGS),--seq-len 4096)
 
-# Of big matrices a core and one case in twenty, others at every commit (tests/selection.py); test-all runs everything.
+# Of big matrices of cases a core and one in twenty, others at every commit (tests/selection.py); test-all runs everything.
 # Three at a time on two cores, as some tests wait.
 test: .venv/ready
 	$(PY) -m ruff check .
