@@ -3,8 +3,8 @@
 Prints the kernel that the step runs on this problem as one plain piece of Python, without any branch that it does not
 take, and marks what differs from the step that it stands on, or from ``--against``. ``--where`` tells file and line of
 the step, its launch rule, its constants, its launch, its kernel, and every function that the kernel calls. Piped, or
-with ``--output FILE``, it is the Python alone: ``python -m steps.inspect FILE --against epilogue_overlap`` compiles such
-a file, edited or not. Needs no GPU. Exit status: 0 done; 2 the request makes no sense.
+with ``--output FILE``, it is the Python alone: ``python -m steps.inspect FILE --against epilogue_overlap`` compiles
+such a file, edited or not. Needs no GPU. Exit status: 0 done; 2 the request makes no sense.
 """
 
 from __future__ import annotations

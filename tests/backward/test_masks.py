@@ -197,3 +197,12 @@ def test_a_record_without_a_feature_tells_nothing_of_what_it_costs_hoppers_kerne
             for repeats in (True, False):
                 step = front._backward_of_more.__wrapped__(asked, "sm_90", repeats)
                 assert step.backend == backend and (step.deterministic or not repeats)
+
+
+@pytest.mark.parametrize("shape", [CAPPED, RAGGED], ids=named)
+def test_what_cutiles_steps_refuse_hoppers_take_without_a_record(shape):
+    """Strides that cuTile does not hold: a step that nobody has timed is faster than a tile at a time by PyTorch."""
+    heads = 2**31 // (shape.seq_len_q * shape.head_dim) + 1
+    large = replace(shape, heads=heads, kv_heads=heads)
+    assert get_step("two_blocks").unsupported(large, "sm_90") is not None
+    assert front._backward_of_more.__wrapped__(large, "sm_90", False).backend == "hopper"
