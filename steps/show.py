@@ -2,9 +2,9 @@
 
 Prints the kernel that the step runs on this problem as one plain piece of Python, without any branch that it does not
 take, and marks what differs from the step that it stands on, or from ``--against``. ``--where`` tells file and line of
-the step, its launch rule, its constants, its launch, its kernel, and every function that the kernel calls. Piped, or
-with ``--output FILE``, it is the Python alone: ``python -m steps.inspect FILE --against epilogue_overlap`` compiles
-such a file, edited or not. Needs no GPU. Exit status: 0 done; 2 the request makes no sense.
+the step, its launch rule, constants, launch and kernel, what fills its holes, and where the functions stand that the
+kernel calls. Piped, or with ``--output FILE``, it is the Python alone: ``python -m steps.inspect FILE --against
+epilogue_overlap`` compiles such a file, edited or not. Needs no GPU. Exit status: 0 done; 2 the request makes no sense.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def run(options: argparse.Namespace) -> int:
             raise BadRequest(f"argument --where: step {step.label} computes over several GPUs; its file is its source")
         print(f"Step {step.label}, for {problem.describe()}:")
         for what, where in parts_of(step, problem, options.arch).items():
-            print(f"  {what:<14}{where}")
+            print(f"  {what:<26} {where}")
+        print("Its holes, which evolve fills otherwise:")
+        for name, filling in step.filled(problem).items():
+            print(f"  {name:<26} {filling}")
         print("What the kernel calls, callers first. A name behind = is the one that the code calls the function by.")
         for name, where, said in places(step, problem, options.arch):
             print(f"{where:<48}{name}", f"{'':<6}{said}" if said else "", sep="\n" if said else "")

@@ -219,6 +219,10 @@ def test_where_the_functions_of_a_step_stand_is_listed(capsys):
     listed = [line.split(maxsplit=1) for line in lines if line.startswith("steps/")]
     called = dict(name.split(" = ") for _, name in listed if " = " in name)
     assert listed[0][1] == "fmha" and {"attend_to_rest"} <= {name for _, name in listed}
+    holes = dict(
+        line.split(maxsplit=1) for line in lines[lines.index("Its holes, which evolve fills otherwise:") + 1 :]
+    )
+    assert holes["highest"] == "softmax.in_four_chains" and holes["groups"] == "2"  # three where it is for head_dim 64
     assert called["consume"] == "variant.consume" and called["quarter_in_registers"] == "variant.queries.take"
     for where, name in listed:
         assert defined(where, name.partition(" = ")[0]), where
