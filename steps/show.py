@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         print("Its holes, which evolve fills otherwise:")
         for name, filling in step.filled(problem).items():
             print(f"  {name:<26} {filling}")
-        print("What the kernel calls, callers first. A name behind = is the one that the code calls the function by.")
+        print(f"{step.shown}, callers first. A name behind = is the one that the code calls the function by.")
         for name, where, said in places(step, problem, options.arch):
             print(f"{where:<48}{name}", f"{'':<6}{said}" if said else "", sep="\n" if said else "")
         return 0
