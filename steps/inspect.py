@@ -149,6 +149,8 @@ def examine(options: argparse.Namespace, architectures: Sequence[str]) -> Examin
         try:
             compiled[arch] = step.compile(problem, arch), other.compile(problem, arch) if other else None
             launches[arch] = launch_of(step, problem, arch, compiled[arch][0])
+            if not hasattr(step, "base"):  # a file is its own source
+                launches[arch] += f"\n{code_of(step, problem, arch)}"
         except (CompilerError, Unsupported) as error:
             compiled[arch] = str(error)
     examined = Examined(step.label, step.change, other and other.label, problem, step.direction, compiled, launches)
@@ -182,6 +184,14 @@ def launch_of(step, problem: Problem, arch: str, compiled: Compiled) -> str:
         line += " Registers are those of a thread at launch: setmaxnreg then gives "
         line += f"{', '.join(given)}, and what is left to warps 0 to {variant.warps - 1}."
     return line
+
+
+def code_of(step, problem: Problem, arch: str) -> str:
+    """A line: in which file, and line, what a launch runs stands."""
+    from steps.writing.written import parts_of
+
+    parts = ", ".join(f"{what} {where}" for what, where in parts_of(step, problem, arch).items())
+    return f"Code: {parts}. All that the kernel calls: python -m steps.show {step.name} --where"
 
 
 def remembered(options: argparse.Namespace) -> Examined | None:

@@ -1,10 +1,10 @@
 """A step's whole kernel to read: ``python -m steps.show epilogue_overlap --against lpt_scheduler --head-dim 256``.
 
 Prints the kernel that the step runs on this problem as one plain piece of Python, without any branch that it does not
-take, and marks what differs from the step that it stands on, or from ``--against``. ``--where`` lists the functions
-that run, with the file and line of each. Piped, or with ``--output FILE``, it is the Python alone: ``python -m
-steps.inspect FILE --against epilogue_overlap`` compiles such a file, edited or not. Needs no GPU. Exit status: 0 done;
-2 the request makes no sense.
+take, and marks what differs from the step that it stands on, or from ``--against``. ``--where`` tells file and line of
+the step, its launch rule, constants, launch and kernel, what fills its holes, and where the functions stand that the
+kernel calls. Piped, or with ``--output FILE``, it is the Python alone: ``python -m steps.inspect FILE --against
+epilogue_overlap`` compiles such a file, edited or not. Needs no GPU. Exit status: 0 done; 2 the request makes no sense.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, help="causal mask")
     parser.add_argument("--window", type=whole_number, metavar="N", help="sliding window")
     parser.add_argument("--arch", help="architecture (the step's own, such as sm_90)")
-    parser.add_argument("--where", action="store_true", help="list the functions that run, and where each stands")
+    parser.add_argument("--where", action="store_true", help="list where each part and each function stands")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the kernel's module here")
     return parser
 
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from steps import Unsupported, get_step
-    from steps.writing.written import places, without_title, written_out
+    from steps.writing.written import parts_of, places, without_title, written_out
     from tutorial_lib.compiler import AMD_ARCHITECTURES, CUTILE_ARCHITECTURES
     from tutorial_lib.files import write_whole
 
@@ -60,6 +60,12 @@ def run(options: argparse.Namespace) -> int:
         if step.several:
             raise BadRequest(f"argument --where: step {step.label} computes over several GPUs; its file is its source")
         print(f"Step {step.label}, for {problem.describe()}:")
+        for what, where in parts_of(step, problem, options.arch).items():
+            print(f"  {what:<26} {where}")
+        print("Its holes, which evolve fills otherwise:")
+        for name, filling in step.filled(problem).items():
+            print(f"  {name:<26} {filling}")
+        print(f"{step.shown}, callers first. A name behind = is the one that the code calls the function by.")
         for name, where, said in places(step, problem, options.arch):
             print(f"{where:<48}{name}", f"{'':<6}{said}" if said else "", sep="\n" if said else "")
         return 0

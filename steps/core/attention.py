@@ -8,8 +8,8 @@ node of autograd's graph, ``_EagerAttention`` or ``_EagerWithMore``. Whatever no
 compute as fast, and PyTorch's own does not know, ``tutorial_lib.blockwise`` does.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import NamedTuple
@@ -495,13 +495,13 @@ def with_gradients(problem: Problem, target: str) -> Training | None:
     return training(problem, target) if kernels else None
 
 
-def _best(problem: Problem, target: str, direction: str, repeats: bool, but: str | None = None):
-    """As ``best``; but: of which backend no step is wanted."""
+def _best(problem: Problem, target: str, direction: str, repeats: bool, runs: Sequence | None = None, but: str = ""):
+    """As ``best``; runs: those that count (None: all); but: of which backend no step is wanted."""
 
     def among(step: Step) -> bool:
         return step.backend != but and (direction != "backward" or not repeats or step.deterministic)
 
-    return best(problem, target, _recorded(direction), direction, among)
+    return best(problem, target, _recorded(direction) if runs is None else runs, direction, among)
 
 
 def _attention_with_lse(q, k, v, *asked):
@@ -573,16 +573,17 @@ def _backward_of_more(problem: Problem, target: str, repeats: bool) -> Step | No
     Its own record decides; where there is none, any record of gradients on this architecture counts: by these
     ``steps.core.cost`` expects how long a step takes for the tiles that a window leaves to it. Sinks are no other
     kernel. For a window on sm_90 that names one of Hopper's steps. What a soft cap and packed sequences cost these no
-    record of others tells: where that which names the step has none of them, cuTile's steps take them.
+    record of others tells: only records with them count, and where there are none, cuTile's steps take them. What these
+    refuse, Hopper's take all the same.
     """
-    try:
-        choice = _best(problem, target, "backward", repeats)
-        untold = {*problem.features}.difference(choice.record.the_problem().features)
-        if choice.step.backend == "hopper" and untold & UNTIMED:
-            choice = _best(problem, target, "backward", repeats, but="hopper")
-    except ValueError:
-        return None
-    return choice.step if choice.step.backend != "torch" and choice.record.machine["arch"] == target else None
+    needed, known = UNTIMED.intersection(problem.features), _recorded("backward")
+    telling = [run for run in known if needed.issubset(run.the_problem().features)]
+    for runs, but in ((telling, ""), (known, "hopper"), (known, "")):
+        with suppress(ValueError):
+            choice = _best(problem, target, "backward", repeats, runs, but)
+            if choice.record.machine["arch"] == target:
+                return choice.step if choice.step.backend != "torch" else None
+    return None
 
 
 gradients = torch.library.custom_op(

@@ -21,7 +21,7 @@ from tutorial_lib import timing
 from tutorial_lib.architectures import ARCHITECTURES
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
-from tutorial_lib.problem import Problem
+from tutorial_lib.problem import FEATURES, Problem
 from tutorial_lib.results import Run, best_of, of_one_machine
 from tutorial_lib.tables import provenance
 
@@ -194,9 +194,12 @@ def _as_modelled(
     if ratio and ratio < 1 and _host_decides(ratio, seconds, problem, arch, runs, step, baseline):
         compared += "; but the host needs longer for a call of that, and less for one of this step"
         ratio = 1.0
+    asked = runs[0].the_problem().features  # of all of them
+    lacking = [FEATURES[name] for name in problem.features if name not in asked]
+    which = f"{len(runs)} record{'s' * (len(runs) > 1)}{' without ' * bool(lacking)}{' or '.join(lacking)}"
     why = (
-        f"Not measured: {problem.describe()} on {arch}. By a model of {len(runs)} records, {step.label} is the fastest "
-        f"of the steps. It should take {1000 * seconds:.3g} ms{compared}. Its nearest record: {provenance(record)}."
+        f"Not measured: {problem.describe()} on {arch}. By a model of {which}, {step.label} is the fastest of the "
+        f"steps. It should take {1000 * seconds:.3g} ms{compared}. Its nearest record: {provenance(record)}."
     )
     return Choice(step, why, record, ratio)
 

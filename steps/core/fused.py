@@ -124,6 +124,11 @@ class FusedStep(Step):
         found = [f for f in dataclasses.fields(self) if f.metadata.get("hole")]
         return {f.name: getattr(self, f.name) for f in sorted(found, key=lambda f: not f.metadata["told"])}
 
+    def filled(self, problem: Problem) -> dict[str, str]:
+        """In words, what fills each hole of the skeleton for ``problem``."""
+        none = {f.name: f.metadata["none"] for f in dataclasses.fields(self) if f.metadata.get("hole")}
+        return {name: _show(value, none[name]) for name, value in self.for_problem(problem).holes().items()}
+
     @property
     def begins_a_skeleton(self) -> bool:
         """Whether this is the first step of its skeleton, which has no predecessor to differ from in a hole."""

@@ -28,6 +28,7 @@ from tutorial_lib.architectures import ARCHITECTURES, KIB
 from tutorial_lib.problem import Problem
 
 TABLE = Path(__file__).with_name("rules.toml")
+UNTESTED = " (untested)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class Rule:
 
     def told(self, arch: str) -> str:
         """The rule's name, and whether it is untested on ``arch``: a record is of the first that a rule names."""
-        return self.name if arch == "cpu" or self.timed_on(arch) else f"{self.name} (untested)"
+        return self.name if arch == "cpu" or self.timed_on(arch) else self.name + UNTESTED
 
     def timed_on(self, arch: str) -> bool:
         return self.record is not None and arch == self.architectures[0]
@@ -127,6 +128,13 @@ def rules() -> dict[str, tuple[Rule, ...]]:
 def rule_for(kernel: str, problem: Problem, arch: str) -> Rule | None:
     """The first rule of a kind of kernel that takes ``problem`` on ``arch``, or None."""
     return next((rule for rule in rules()[kernel] if rule.takes(problem, arch)), None)
+
+
+def place_of_rule(name: str) -> str:
+    """File and line of a rule, such as "steps/core/rules.toml:31"; several lines where tables share a name."""
+    lines = TABLE.read_text(encoding="utf-8").splitlines()
+    found = [str(number) for number, line in enumerate(lines, 1) if line == f'name = "{name}"']
+    return f"steps/core/{TABLE.name}:{','.join(found)}"
 
 
 CONDITIONS = (

@@ -103,6 +103,8 @@ class HopperStep(TmaStep):
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
+        if rule_for("hopper", self.in_tiles(problem), DEFAULT_ARCH) is None:
+            return f"no rule of [[hopper]] in steps/core/rules.toml takes head_dim {problem.head_dim}"
         return "takes no values wider than keys" if problem.value_dim > problem.head_dim else None
 
     def in_tiles(self, problem: Problem) -> Problem:

@@ -19,13 +19,15 @@ from pathlib import Path
 
 from steps.core.fused import FusedStep
 from steps.core.gradients import GradientStep
-from steps.core.ladder import ROOT, get_step
+from steps.core.ladder import ROOT, get_step, module_file
 from steps.core.paged import PagedStep
 from steps.core.problems import alike, as_options, smaller
 from steps.core.quantized import QuantizedStep
+from steps.core.rules import UNTESTED, place_of_rule
 from steps.core.step import DEFAULT_ARCH, Step, Unsupported
 from steps.writing.flat import flatten
 from steps.writing.program import Program
+from steps.writing.values import plain_function
 from tutorial_lib.compiler import cache_folder
 from tutorial_lib.files import write_whole
 from tutorial_lib.problem import Problem
@@ -65,17 +67,51 @@ def flat_text(
 def places(step: FusedStep, problem: Problem, arch: str | None = None) -> list[tuple[str, str, str]]:
     """(function, file:line, first line of its docstring) of all that a step runs for a problem, callers first.
 
+    Behind the name of a function that a kernel is handed stands how the kernel calls it: "consume = variant.consume".
     Raises as ``written_out`` does.
     """
     written_out(step, problem, arch)  # refuses what has no kernel
-    program = Program(*step.entry(problem, arch or step.made_for))
+    entry, constants = step.entry(problem, arch or step.made_for)
+    program = Program(entry, constants)
     program.fold()
+    handed = {function: path for name, value in constants.items() for function, path in _handed(value, name)}
     found = []
     for function in program.functions.values():
-        code, said = function.function.__code__, function.function.__doc__ or ""
-        where = Path(code.co_filename).relative_to(ROOT.parent).as_posix()
-        found.append((function.name, f"{where}:{code.co_firstlineno}", said.split("\n")[0]))
+        name, said = function.name, function.function.__doc__ or ""
+        if path := handed.get(function.function):
+            name += f" = {path}"
+        found.append((name, _place(function.function), said.split("\n")[0]))
     return found
+
+
+def parts_of(step: FusedStep, problem: Problem, arch: str | None = None) -> dict[str, str]:
+    """Where each part of a step stands for a problem: what it is -> file:line and name, in the order of a call."""
+    arch = arch or step.made_for
+    entry, _ = step.entry(problem, arch)
+    found = {"the step": module_file(step)}
+    rules = [name.removesuffix(UNTESTED) for name in step.choices(problem, arch)]
+    if told := [f"{place_of_rule(name)} {name}" for name in rules if not name.startswith("Own_")]:
+        found["launch rule"] = ", ".join(told)
+    for what, name in (("constants", "variant"), ("launch", "make_kernel_ready")):
+        if method := getattr(type(step), name, None):
+            found[what] = f"{_place(method)} {method.__qualname__}"
+    kernel = plain_function(entry)
+    return found | {"kernel": f"{_place(kernel)} {kernel.__name__}"}
+
+
+def _place(function) -> str:
+    """The file of a function, relative to the repository's root, and its line."""
+    code = function.__code__
+    return f"{Path(code.co_filename).relative_to(ROOT.parent).as_posix()}:{code.co_firstlineno}"
+
+
+def _handed(value: object, path: str):
+    """(function, how it is called) of all functions in a constant of a kernel and in its fields."""
+    if function := plain_function(value):
+        yield function, path
+    elif dataclasses.is_dataclass(value):
+        for f in dataclasses.fields(value):
+            yield from _handed(getattr(value, f.name), f"{path}.{f.name}")
 
 
 def without_title(text: str) -> str:

@@ -215,3 +215,12 @@ def test_under_a_soft_cap_tiles_of_long_sequences_have_fewer_queries(name, shape
     step, without = replace(get_step(name)), replace(shape, softcap=None)
     assert step.variant(shape).tile == Tile(64, 128) and step.variant(without).tile == Tile(128, 128)
     assert not faults(step, shape)
+
+
+@pytest.mark.parametrize("shape", [CAPPED, RAGGED], ids=named)
+def test_what_cutiles_steps_refuse_hoppers_take_without_a_record(shape):
+    """Strides that cuTile does not hold: a step that nobody has timed is faster than a tile at a time by PyTorch."""
+    heads = 2**31 // (shape.seq_len_q * shape.head_dim) + 1
+    large = replace(shape, heads=heads, kv_heads=heads)
+    assert get_step("two_blocks").unsupported(large, "sm_90") is not None
+    assert front._backward_of_more.__wrapped__(large, "sm_90", False).backend == "hopper"

@@ -49,6 +49,10 @@ def test_inspect_says_how_a_step_is_launched(again):
     launch = "Launch: rule SM90_TwoGroups_128x128, tile of 128 queries and 128 keys, 12 warps"
     given = "setmaxnreg then gives 168 to warps 4 to 7, 24 to warp 8, and what is left to warps 0 to 3."
     assert f"{launch}, 2 stages, 4,096 blocks. Registers are those of a thread at launch: {given}\n" in out
+    kernel = (
+        r"kernel steps/hopper/kernel\.py:\d+ fmha\. All that the kernel calls: python -m steps\.show producer --where$"
+    )
+    assert re.search(rf"^Code: the step steps/hopper/step201_producer\.py, .*{kernel}", out, re.MULTILINE)
     assert "setmaxnreg" not in call("wgmma")[1]
 
 

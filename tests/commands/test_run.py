@@ -25,6 +25,7 @@ from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, read_run
 from steps.core.step import target_of
 from steps.hopper.conditions import launched
+from steps.hopper.skeleton import HopperStep
 from steps.measuring.measure import Progress, Settings, _Contender, _profile, _summarise, _time, measure
 from steps.once import named
 from steps.reference.peers import PEERS, peers_of
@@ -270,9 +271,13 @@ def test_what_only_compiles_here_is_never_called_correct(inline, tmp_path, monke
     assert (path.parent / "report.md").read_text(encoding="utf-8").count("compiled, not run") == 2
 
 
-def test_a_problem_without_a_launch_rule_is_told_in_one_line(inline, tmp_path):
+def test_a_problem_without_a_launch_rule_is_told_in_one_line(inline, tmp_path, monkeypatch):
+    """Also where somebody has added a head_dim, and no rule yet."""
     asked = ["--steps", "producer", "--seq-len", 64, "--head-dim", 512, "--device", "cpu", "--output-dir", tmp_path]
     assert "Skipped: 201 producer: head_dim must be a multiple of 8 up to 256, got 512\n" in call(*asked)[1]
+    monkeypatch.setattr(HopperStep, "head_dims", (*HopperStep.head_dims, 512))
+    told = "no rule of [[hopper]] in steps/core/rules.toml takes head_dim 512"
+    assert f"Skipped: 201 producer: {told}\n" in call(*asked)[1]
     with pytest.raises(ValueError, match="no launch rule of Hopper's kernels takes B=1 H=2 S=9 D=512 fp16 full"):
         launched(Problem(batch=1, heads=2, seq_len_q=9, seq_len_kv=9, head_dim=512))
 

@@ -171,6 +171,13 @@ def test_what_was_not_measured_is_answered_by_the_model():
     assert not elsewhere.beats_sdpa("sm_120")
 
 
+def test_a_model_of_records_without_what_is_asked_for_says_so():
+    runs = [run for run in RECORDED if not run.the_problem().features]
+    assert " records, " in best(dataclasses.replace(H100, batch=3), "sm_90", runs).why
+    capped = dataclasses.replace(H100, softcap=30.0, window=128)
+    assert " records without sliding window or soft cap, " in best(capped, "sm_90", runs).why
+
+
 @pytest.mark.parametrize(
     ("length", "ratio", "host_us", "ours"),
     [

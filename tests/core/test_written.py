@@ -10,7 +10,7 @@ import pytest
 from steps import STEPS, Unsupported, get_step, show
 from steps.core.ladder import ROOT, part_of
 from steps.core.problems import FULL, standard
-from steps.writing.written import edited, read_step, write_step, written_out
+from steps.writing.written import edited, parts_of, read_step, write_step, written_out
 from tests import lock
 from tests.expected import EXPECTED, SAME, cases_of, is_written, kernels, name_of, same_compilers
 from tests.selection import sampled
@@ -185,20 +185,48 @@ def test_the_digests_are_of_the_steps_that_there_are():
     assert set(EXPECTED["lines"]) == {step.name for step in WRITTEN if step.name in WRITTEN_DOWN}
 
 
+def test_where_the_parts_of_a_step_stand_is_told():
+    """Its file, launch rule, constants, launch and kernel: a line of each holds its name."""
+    for step in KERNELS:
+        parts = parts_of(step, step.default_problem)
+        for told in filter(None, parts.pop("launch rule", "").split(", ")):
+            place, name = told.split()
+            file, _, numbers = place.partition(":")
+            lines = (ROOT.parent / file).read_text(encoding="utf-8").split("\n")
+            assert all(lines[int(number) - 1] == f'name = "{name}"' for number in numbers.split(",")), told
+        assert (ROOT.parent / parts.pop("the step")).exists()
+        assert parts.keys() == {"constants", "launch", "kernel"}, step.name
+        for told in parts.values():
+            place, name = told.split()
+            assert defined(place, name.rpartition(".")[2]), told
+    assert "launch rule" in parts_of(get_step("two_blocks"), standard())
+
+
 def test_every_part_is_written_out():
     written = {part_of(step.number).name for step in STEPS if step in WRITTEN}
     assert written == {"cutile", "gluon", "hopper", "blackwell", "cdna", "everyday"}
+
+
+def defined(where, name):
+    """Whether a function's definition stands at a file:line, or behind its decorators."""
+    file, _, line = where.partition(":")
+    found = (ROOT.parent / file).read_text(encoding="utf-8").split("\n")[int(line) - 1 :]
+    return any(f"def {name}(" in text for text in found[:4])
 
 
 def test_where_the_functions_of_a_step_stand_is_listed(capsys):
     assert show.main(["next_softmax_first", "--where"]) == 0
     told, *lines = capsys.readouterr().out.splitlines()
     assert told == f"Step 208 next_softmax_first, for {get_step('next_softmax_first').default_problem.describe()}:"
-    listed = [line.split() for line in lines if not line.startswith(" ")]
-    assert listed[0][1] == "fmha" and {"consume", "attend_to_rest"} <= {name for _, name in listed}
+    listed = [line.split(maxsplit=1) for line in lines if line.startswith("steps/")]
+    called = dict(name.split(" = ") for _, name in listed if " = " in name)
+    assert listed[0][1] == "fmha" and {"attend_to_rest"} <= {name for _, name in listed}
+    holes = dict(
+        line.split(maxsplit=1) for line in lines[lines.index("Its holes, which evolve fills otherwise:") + 1 :]
+    )
+    assert holes["highest"] == "softmax.in_four_chains" and holes["groups"] == "2"  # three where it is for head_dim 64
+    assert called["consume"] == "variant.consume" and called["quarter_in_registers"] == "variant.queries.take"
     for where, name in listed:
-        file, _, line = where.partition(":")
-        found = (ROOT.parent / file).read_text(encoding="utf-8").split("\n")[int(line) - 1 :]
-        assert any(f"def {name}(" in text for text in found[:4]), where  # behind decorators
+        assert defined(where, name.partition(" = ")[0]), where
     for asked in (["ring", "--where"], ["exp2", "--where", "--output", "mine.py"], ["exp2", "--where", "--arch", "90"]):
         assert show.main(asked) == 2 and capsys.readouterr().err.startswith("steps.show: argument --")
