@@ -198,11 +198,11 @@ def others_told(options: argparse.Namespace, steps: Sequence) -> str | None:
     if PATH not in map(str.strip, options.steps.split(",")):
         return None
     others = len(steps_of(options.direction)) - sum(step.number is not None for step in steps)
-    told = f"The path and what was named are {len(steps)} steps for this problem"
-    if options.steps.strip() == PATH:
-        told = f"The path has {len(steps)} steps for this problem, from {steps[0].label} to {steps[-1].label}"
+    alone = options.steps.strip() == PATH
+    what = "The path has" if alone else "The path and what was named are"
+    ends = f", from {steps[0].label} to {steps[-1].label}" if alone and steps else ""
     return (
-        f"{told}. {others} others are forks, or for other problems or GPUs: "
+        f"{what} {len(steps)} steps for this problem{ends}. {others} others are forks, or for other problems or GPUs: "
         "--steps all takes every step, and --list names them."
     )
 
