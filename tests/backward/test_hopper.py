@@ -366,9 +366,10 @@ def test_what_shortens_iterations_is_where_it_pays():
     assert {at for at, variant in found.items() if variant.gradient is FROM_ROW_SUMS} == {(128, True), (128, False)}
     assert {at for at, variant in found.items() if variant.adding is FOURS_LATER} == {(64, False)}
     assert not any(variant.turns.barriers for variant in found.values())
-    for ragged in ({"seq_len_kv": 1000}, {"seq_len_q": 1000}):  # which need a mask
-        assert step.variant(problem(**ragged, head_dim=64, causal=False)).adding is not FOURS_LATER
-    assert step.variant(problem(seq_len_q=1024, head_dim=64, causal=False)).adding is FOURS_LATER
+    whole = problem(seq_len_q=2048, seq_len_kv=2048, head_dim=64, causal=False)
+    assert step.variant(whole).adding is FOURS_LATER
+    for ragged in ({"seq_len_kv": 2000}, {"seq_len_q": 2000}):  # which takes a mask
+        assert step.variant(dataclasses.replace(whole, **ragged)).adding is not FOURS_LATER
 
 
 @pytest.mark.parametrize(
