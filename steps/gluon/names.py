@@ -1,6 +1,7 @@
 """Gives Gluon the names of Triton 3.9 where an older one, such as Triton 3.6 of PyTorch 2.11, has others."""
 
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language import _semantic
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
@@ -15,3 +16,7 @@ NAMES = (
 for place, name, older in NAMES:
     if not hasattr(place, name):
         setattr(place, name, getattr(place, older))
+
+# When Triton first tells a layout it takes Gluon's classes of layouts for good, and all that these lead to. Python
+# empties a module when it ends only if the module is alive then; else nanobind reports as leaked what it names.
+gl.DistributedLinearLayout.kept_alive = _semantic

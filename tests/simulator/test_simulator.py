@@ -405,8 +405,8 @@ def test_blocks_that_wait_for_later_ones_need_room_for_both():
 
 def test_python_ends_without_a_word_of_leaks():
     """Layouts that Triton inferred keep its modules alive; nanobind, if it finds them so, prints 300 lines."""
-    said = "from tutorial_lib.simulator.values import _infer, gl\n"
+    said = "import steps.gluon.names\nfrom tutorial_lib.simulator.values import _infer, gl\n"
     said += "layout = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])\n"
     said += "print(_infer('reshape', layout, (64, 64), 4, 1, (64, 2, 32)))"
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.startswith("DistributedLinearLayout") and not done.stderr

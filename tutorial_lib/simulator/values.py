@@ -319,11 +319,8 @@ def infer(what: str, tile: Tensor, how) -> object:
 @cache
 def _infer(what: str, layout, shape: tuple, warps: int, ctas: int, how: tuple):
     from triton._C.libtriton import gluon_ir, ir, nvidia
-    from triton.experimental.gluon.language import _semantic
+    from triton.experimental.gluon.language._semantic import GluonSemantic
 
-    # When Triton first infers a layout it takes Gluon's classes of layouts for good, and all that these lead to. Python
-    # empties a module when it ends only if the module is alive then; else nanobind reports as leaked what it names.
-    gl.DistributedLinearLayout.kept_alive = _semantic
     context = ir.context()
     ir.load_dialects(context)
     nvidia.load_dialects(context)
@@ -335,7 +332,7 @@ def _infer(what: str, layout, shape: tuple, warps: int, ctas: int, how: tuple):
     function = builder.get_or_insert_function(module, "f", builder.get_function_ty([], []), "public", False)
     module.push_back(function)
     builder.set_insertion_point_to_start(function.add_entry_block())
-    semantic = _semantic.GluonSemantic(builder)
+    semantic = GluonSemantic(builder)
     tile = semantic.full(list(shape), 0.0, gl.float32, layout)
     if what == "reshape":
         found = semantic.reshape(tile, list(how), False)
