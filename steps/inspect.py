@@ -208,7 +208,7 @@ def remembered(options: argparse.Namespace) -> Examined | None:
 def identity(options: argparse.Namespace) -> bytes:
     """What an answer depends on: the question, this project's source and the compilers' versions."""
     question = {name: value for name, value in vars(options).items() if name not in ("text", "output")}
-    files = [*ROOT.glob("steps/**/*.py"), *ROOT.glob("tutorial_lib/*.py")]
+    files = [*ROOT.glob("steps/**/*.py"), *ROOT.glob("steps/core/*.toml"), *ROOT.glob("tutorial_lib/*.py")]
     files += [Path(name) for name in (options.step, options.against) if name and name.endswith(".py")]
     sources = [(str(path), path.read_bytes()) for path in sorted(files) if path.exists()]
     versions = [version(package) for package in PACKAGES]

@@ -261,8 +261,8 @@ def exponential_wall(gpu, points: Mapping[str, Sequence[tuple[int, float]]]):
     return figure
 
 
-# Kind of what a block does -> colour, hatch, and its name in the legend. Bars may be too narrow for a hatch, so what
-# shares a lane differs in lightness: who prints in grey can tell them apart, too.
+# Kind of what a block does -> colour, hatch, and its name in the legend. What shares a lane differs in lightness
+# or by a hatch: who prints in grey can tell them apart, too.
 NAVY = "#00507E"
 SIMULATED = {
     "wgmma": (NAVY, "", "tensor cores"),

@@ -569,7 +569,7 @@ OTHER_DIGITS = {"cosine": 10, "host_us": 4}  # the one lies next to 1; of the ot
 def _rounded(value, digits: int = DIGITS):
     """A record's values, as JSON has them, with numbers of so many digits."""
     if isinstance(value, float):
-        return int(value) if value.is_integer() else float(f"{value:.{digits}g}")  # what is counted stays as it is
+        return int(value) if value.is_integer() else float(f"{value:.{digits}g}")  # what is counted keeps all digits
     if isinstance(value, dict):
         return {k: v if k in EXACT else _rounded(v, OTHER_DIGITS.get(k, digits)) for k, v in value.items()}
     return [_rounded(inner, digits) for inner in value] if isinstance(value, list) else value

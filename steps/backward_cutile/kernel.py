@@ -76,7 +76,7 @@ def back_through_softmax(left, right, d_left, d_right, lse, row_sum, visible, ma
     scores = ct.mma(left, ct.permute(right, (1, 0)), none)
     if variant.softcap:
         shares = ct.tanh(scores * (scale / variant.softcap))  # of the cap
-        if masked and variant.ragged_queries:
+        if variant.ragged_queries and masked:
             shares = ct.where(visible, shares, 0.0)
         weights = variant.weigh(shares, lse, variant.softcap)
     else:

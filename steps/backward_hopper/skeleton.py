@@ -139,7 +139,8 @@ class HopperGradients(TmaGradients):
         if reason := super().unsupported(problem, target):
             return reason
         if self.rule(problem) is None:
-            return f"its two warpgroups compute together, which has no tile for head_dim {problem.head_dim}"
+            how = "compute together" if self.together else "are apart"
+            return f"its two warpgroups {how}, which has no tile for head_dim {problem.head_dim}"
         variant = self.variant(problem)
         if variant.adds_keys and max(axes := lines_rounded(problem, variant)) > MOST_BLOCKS:
             most = f"no two factors of up to {MOST_BLOCKS}, as a grid's axes have"

@@ -240,6 +240,8 @@ def _of_gradients(step: CuTileGradients, problem: Problem, arch: str) -> Launch:
     values = {
         "small_rows": ROWS.query,
         "tile_key": step.keys.tile.key,
+        "rows": step.keys.tile.query,
+        "whole_queries": problem.seq_len_q % step.keys.tile.query == 0,
         "queries_rows": step.queries.tile.query,
         "ragged": problem.seq_len_kv % step.keys.tile.key != 0 or problem.seq_len_kv % step.queries.tile.key != 0,
         "adds": step.adds,
@@ -266,6 +268,7 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
     values = {
         "rows": variant.tile.query,
         "tile_key": variant.tile.key,
+        "whole_queries": not variant.ragged_queries,
         "ragged": variant.ragged,
         "all_seen": problem.causal and not variant.unseen,
         "warpgroups": variant.warpgroups,

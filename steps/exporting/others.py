@@ -81,5 +81,5 @@ def _compared(own: _Parts, other: _Parts) -> str:
     less = [name for name in own.functions if name not in both]
     told += [f"not as functions of their own: {', '.join(less)}"] if less else []
     more = [name for name in other.functions if name not in both]
-    told += [" ".join(["also", name, f"({other.said[name]})" * (name in other.said)]) for name in more]
+    told += [f"also {name}" + (f" ({other.said[name]})" if name in other.said else "") for name in more]
     return "; ".join(told) or "the same kernel and launch"

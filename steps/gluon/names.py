@@ -17,6 +17,6 @@ for place, name, older in NAMES:
     if not hasattr(place, name):
         setattr(place, name, getattr(place, older))
 
-# When Triton first tells a layout it takes Gluon's classes of layouts for good, and all that these lead to. Python
-# empties a module when it ends only if the module is alive then; else nanobind reports as leaked what it names.
+# Once Triton has inferred a layout, it holds Gluon's classes of layouts, and all that these lead to, for good. This
+# class keeps the module alive until Python ends and empties it; else nanobind reports as leaked what it names.
 gl.DistributedLinearLayout.kept_alive = _semantic

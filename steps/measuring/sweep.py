@@ -74,8 +74,10 @@ class Called:
     def _call(self, problem: Problem) -> None:
         import torch
 
-        q, k, v, *_ = FORWARD.inputs(problem, 0, self.device)
         (forward, *backward), gradients = self.steps, self.timed != "forward"
+        if isinstance(forward, TorchStep):
+            problem = replace(problem, batch=1)  # many are called at the same time, and all have room
+        q, k, v, *_ = FORWARD.inputs(problem, 0, self.device)
         if isinstance(forward, TorchStep):
             tensors = [x.requires_grad_(gradients) for x in (q, k, v)]
             o = forward.make_ready(problem, *tensors, None)(*tensors, None)

@@ -28,7 +28,9 @@ def without_idle_results(
         results = [line.value for line in found_in(functions[name], cst.Return)]
         tuples, common = all(isinstance(result, cst.Tuple) for result in results), set.intersection(*each)
         known = name not in fixed and tuples and len(each) == loads[name]  # nothing else names it
-        if known and common and all(len(result.elements) > len(common) for result in results):
+        spare = [result.elements[k].value for result in results for k in common] if known and tuples else []
+        some_left = all(len(result.elements) > len(common) for result in results) if spare else False
+        if some_left and all(effectless(value, records) for value in spare):
             gone[name] = common
     if not gone:
         return functions
@@ -112,7 +114,7 @@ def _less(tree: cst.FunctionDef, gone: set[int] | None, records: Collection[str]
 def _told(tree: cst.FunctionDef, dropped: set[str]) -> cst.FunctionDef:
     """A function whose docstring says nothing of what is not returned, "b: ...".
 
-    One that begins with the names of all results, "(a, b): ...", tells which of them these are: "a of (a, b): ...".
+    One that begins with the names of all results, "(a, b): ...", tells which is returned: "(a, b), of which a: ...".
     """
     tree = documented(tree, (), dropped)
     said, results = tree.get_docstring(), {code(line.value) for line in found_in(tree, cst.Return)}
@@ -121,7 +123,7 @@ def _told(tree: cst.FunctionDef, dropped: set[str]) -> cst.FunctionDef:
     first, *others = tree.body.body
     (left,) = results
     left = f"({left})" if "," in left else left
-    said = cst.SimpleString(code(first.body[0].value).replace("(", f"{left} of (", 1))
+    said = cst.SimpleString(code(first.body[0].value).replace("):", f"), of which {left} is returned:", 1))
     return tree.with_deep_changes(tree.body, body=[first.with_changes(body=[cst.Expr(said)]), *others])
 
 

@@ -37,7 +37,7 @@ CASES = distinct(kernels_of("backward"), [*PLAIN, *MORE])
 
 @pytest.fixture
 def infinite_keys(monkeypatch):
-    """Inputs whose odd keys hold minus infinity, as do their scores. Every query sees key 0, which is of numbers."""
+    """Inputs whose odd keys hold minus infinity, as do their scores. Every query sees a key of numbers."""
     given = FORWARD.inputs
 
     def changed(shape, *how):

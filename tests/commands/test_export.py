@@ -619,5 +619,5 @@ def first_differences(kept, now):
 def test_what_differs_is_told_with_the_function():
     kept = program_file(get_step("mma")).read_text(encoding="utf-8")
     said = first_differences(kept, kept.replace("return o\n", "return -o\n", 1))
-    assert said.startswith("first in ") and "\n-" in said and "\n+" in said
+    assert said.startswith("first in attention\n") and "\n-" in said and "\n+" in said
     assert "first in the header" in first_differences(kept, kept.replace("Attention", "attention", 1))

@@ -184,7 +184,7 @@ def test_a_result_that_no_caller_reads_is_neither_handed_back_nor_computed(reads
         assert made is functions
         return
     assert "end = bounds(3, keys)" in code(made["visit"]) and "last = bounds(4, keys)" in code(made["visit"])
-    assert made["bounds"].get_docstring() == "end of (whole, end): tiles of keys."
+    assert made["bounds"].get_docstring() == "(whole, end), of which end is returned: tiles of keys."
     assert "return end" in code(made["bounds"]) and "whole =" not in code(made["bounds"])
     written = "\n".join(map(code, made.values()))
     assert [run(written, "visit")(x) for x in INPUTS] == [run(text, "visit")(x) for x in INPUTS]

@@ -204,7 +204,7 @@ def test_what_differs_from_a_digest_is_told_in_figures():
     )
     told = lock.told_apart(now, "as it was", file)
     assert told == "other code: instructions 118, was 120; instructions of kind FP32 118, was 120"
-    assert "other order" in lock.told_apart(now, "b", {"compiled": {"b": kept("b", 118)}}).replace("another", "other")
+    assert "another order" in lock.told_apart(now, "b", {"compiled": {"b": kept("b", 118)}})
     assert "no figures" in lock.told_apart(now, "unknown", file)
 
 
