@@ -251,9 +251,8 @@ def common(step: Step, problem: Problem, arch: str, lse: bool) -> dict:
         "tag": Raw(step.name),
         "theirs": Raw("PyTorch" if problem.softcap or problem.page_size or asked else "SDPA"),
         "operations": Raw(f"{int(pass_of(step).operations(problem)):_}"),
-        **dict.fromkeys(
-            ("ragged", "section", "queries", "all_seen", "lists", "together", "tma", "transposed", "lossy"), None
-        ),
+        **dict.fromkeys(("ragged", "section", "queries", "whole_queries", "all_seen", "lists"), None),
+        **dict.fromkeys(("together", "tma", "transposed", "lossy"), None),
     }
 
 

@@ -381,6 +381,7 @@ def gradients(q, k, v, o, lse, do, scale=None):
     expect("q", "a tensor on a GPU", f"one on {q.device}", q.device.type == "cuda")
     expect("q and k", "no length of 0", f"{[*q.shape]} and {[*k.shape]}", min(*q.shape, *k.shape) > 0)
     expect("k", f"a multiple of {TILE_K} keys", k.shape[2], k.shape[2] % TILE_K == 0)
+    expect("q", f"a multiple of {TILE_Q} queries", q.shape[2], q.shape[2] % TILE_Q == 0)
     scale = 1 / math.sqrt(D) if scale is None else scale
     expect("scale", "a number above 0", scale, scale > 0)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))

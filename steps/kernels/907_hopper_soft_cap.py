@@ -62,7 +62,7 @@ QueryTile = namedtuple("QueryTile", "row seq_len_kv")
 
 @gluon.jit
 def tiles_to_visit(first_query, seq_len_kv):
-    """end of (whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
+    """(whole, end), of which end is returned: tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
     return gl.minimum(gl.cdiv(seq_len_kv, TILE_KEY), gl.cdiv(first_query + TILE_QUERY, TILE_KEY))
 
 
