@@ -452,8 +452,8 @@ def _without_ladder(m: dict) -> dict:
 
 
 def _said(fields: dict) -> dict:
-    """Without fields that are null, those of a ratio included, and without false ``same_code``."""
-    told = {k: v for k, v in fields.items() if v is not None and (k, v) != ("same_code", False)}
+    """Without fields that are null, those of a ratio included, and without what most measurements say."""
+    told = {k: v for k, v in fields.items() if v is not None and (k, v) not in USUAL}
     return {k: _said(v) if k.startswith("speedup") else v for k, v in told.items()}
 
 
@@ -563,6 +563,7 @@ class ResultsError(ValueError):
 
 DIGITS = 6  # of a number in a file: a millionth of a millisecond is less than any clock here can tell
 EXACT = ("problem",)  # but for what a problem is called by
+USUAL = (("same_code", False), ("gpus", 1))
 OTHER_DIGITS = {"cosine": 10, "host_us": 4}  # the one lies next to 1; of the other the clock tells no more
 
 
