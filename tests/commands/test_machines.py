@@ -11,12 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from steps import get_step, machines, run, trace
 from steps.core.attention import chosen
 from steps.core.ladder import whole_ladder
 from steps.core.problems import HEADLINE
 from steps.core.recorded import read_survey
+from steps.core.step import target_of
 from steps.reference.peers import peers_of
 from steps.running.doctor import why_not
 from tutorial_lib import colab, hardware
@@ -260,3 +262,33 @@ def test_the_cell_installs_what_chapters_need_and_no_server():
 def test_issues_ask_for_what_the_doctor_says():
     for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         assert "python -m steps.run --doctor" in form.read_text(encoding="utf-8"), form.name
+
+
+MACHINES = [
+    ("sm_90", None, {"hopper", "cutile", "gluon", "torch"}, {"blackwell", "cdna", "triton"}),
+    ("sm_120", None, {"cutile", "gluon", "torch"}, {"hopper", "blackwell", "cdna", "triton"}),
+    ("sm_100", None, {"blackwell", "cutile", "gluon", "torch"}, {"hopper", "cdna", "triton"}),
+    ("sm_103", None, {"blackwell", "cutile", "gluon", "torch"}, {"hopper", "cdna", "triton"}),
+    ("gfx950", "7.0.0", {"cdna", "triton", "torch"}, {"hopper", "blackwell", "cutile", "gluon"}),
+    ("gfx942", "7.0.0", {"cdna", "triton", "torch"}, {"hopper", "blackwell", "cutile", "gluon"}),
+]
+
+
+@pytest.mark.parametrize(("arch", "hip", "there", "not_there"), MACHINES, ids=lambda x: x if isinstance(x, str) else "")
+def test_a_machine_picks_up_the_steps_that_are_for_it(monkeypatch, arch, hip, there, not_there):
+    asked = []
+    properties = SimpleNamespace(name="Made up", gcnArchName=f"{arch}:xnack-", total_memory=2**37)
+    monkeypatch.setattr("torch.version.hip", hip)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: properties)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (int(arch[3:-1]), int(arch[-1])))
+    monkeypatch.setattr(run, "check_memory", lambda *_: None)
+    monkeypatch.setattr(run, "measure_all", lambda options, device, *of: asked.append((device, *of)) or 0)
+    assert run.main(["--steps", "all", "--seq-len", "4096"]) == 0
+    [(device, problems, [steps], _)] = asked
+    assert device == "cuda" and target_of(torch.device("cuda", 0)) == arch
+    [(problem, _)] = problems
+    refused = {step.name: step.unsupported(problem, arch) for step in steps}
+    able = {step.backend for step in steps if refused[step.name] is None}
+    assert able >= there and not able & not_there
+    assert all(arch in reason for step in steps if step.backend in not_there and (reason := refused[step.name]))

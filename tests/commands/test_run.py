@@ -11,19 +11,16 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import pytest
-import torch
 
-from steps import PAGED, QUANTIZED, STEPS, get_step, run
+from steps import PAGED, QUANTIZED, STEPS, get_step
 from steps.core import fused
 from steps.core.grids import GRIDS
 from steps.core.ladder import get_part, whole_ladder
 from steps.core.path import path as path_of
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, read_run
-from steps.core.step import target_of
 from steps.hopper.conditions import launched
 from steps.hopper.skeleton import HopperStep
 from steps.measuring.measure import Progress, Settings, _Contender, _profile, _summarise, _time, measure
@@ -775,33 +772,3 @@ def test_a_look_of_few_rounds_replaces_no_record_of_more(tmp_path):
     assert len(read_run(folder).rounds) == len(record.rounds) > 5 == len(read_run(folder / LOOK).rounds)
     assert write_results(look, False, tmp_path, None, "log") == folder  # as many as were asked for
     assert len(read_run(folder).rounds) == 5
-
-
-MACHINES = [
-    ("sm_90", None, {"hopper", "cutile", "gluon", "torch"}, {"blackwell", "cdna", "triton"}),
-    ("sm_120", None, {"cutile", "gluon", "torch"}, {"hopper", "blackwell", "cdna", "triton"}),
-    ("sm_100", None, {"blackwell", "cutile", "gluon", "torch"}, {"hopper", "cdna", "triton"}),
-    ("sm_103", None, {"blackwell", "cutile", "gluon", "torch"}, {"hopper", "cdna", "triton"}),
-    ("gfx950", "7.0.0", {"cdna", "triton", "torch"}, {"hopper", "blackwell", "cutile", "gluon"}),
-    ("gfx942", "7.0.0", {"cdna", "triton", "torch"}, {"hopper", "blackwell", "cutile", "gluon"}),
-]
-
-
-@pytest.mark.parametrize(("arch", "hip", "there", "not_there"), MACHINES, ids=lambda x: x if isinstance(x, str) else "")
-def test_a_machine_picks_up_the_steps_that_are_for_it(monkeypatch, arch, hip, there, not_there):
-    asked = []
-    properties = SimpleNamespace(name="Made up", gcnArchName=f"{arch}:xnack-", total_memory=2**37)
-    monkeypatch.setattr("torch.version.hip", hip)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: properties)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (int(arch[3:-1]), int(arch[-1])))
-    monkeypatch.setattr(run, "check_memory", lambda *_: None)
-    monkeypatch.setattr(run, "measure_all", lambda options, device, *of: asked.append((device, *of)) or 0)
-    assert run.main(["--steps", "all", "--seq-len", "4096"]) == 0
-    [(device, problems, [steps], _)] = asked
-    assert device == "cuda" and target_of(torch.device("cuda", 0)) == arch
-    [(problem, _)] = problems
-    refused = {step.name: step.unsupported(problem, arch) for step in steps}
-    able = {step.backend for step in steps if refused[step.name] is None}
-    assert able >= there and not able & not_there
-    assert all(arch in reason for step in steps if step.backend in not_there and (reason := refused[step.name]))
