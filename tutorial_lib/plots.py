@@ -286,16 +286,19 @@ def training(record: Training):
     return figure
 
 
+HIGHEST_RATIO = 2.5  # that a figure of a sweep has room for: around 1 differences are to be seen
+
+
 def sweep(record: Sweep):
     """How many times as fast ``steps.attention`` is on each problem of a sweep, sorted: a panel a pass.
 
     Against the best of the others, and against SDPA, each in its own order; the problems that it leaves to SDPA are
-    hollow. Returns a matplotlib Figure.
+    hollow. What is above ``HIGHEST_RATIO`` is a triangle at the edge. Returns a matplotlib Figure.
     """
     passes = [timed for timed in TIMED if record.of(timed)]
     figure, grid = figure_with_axes(7.4, 2.4 * len(passes) + 0.4, len(passes), squeeze=False)
     for axes, timed in zip(grid[:, 0], passes):
-        rows = record.of(timed)
+        rows, title = record.of(timed), f"{TIMED[timed]}: {len(record.of(timed))} problems"
         for label, name, colour, marker in (
             ("SDPA", lambda row: BASELINE, GREY, "s"),
             ("the best of the others", lambda row: row.best_peer, BLUE, "o"),
@@ -304,10 +307,15 @@ def sweep(record: Sweep):
             look = {"color": colour, "marker": marker, "markersize": 4, "linestyle": "none"}
             for hollow in (False, True):
                 points = [(place, ratio) for place, (ratio, fell_back) in enumerate(found, 1) if fell_back is hollow]
+                above = [(place, HIGHEST_RATIO) for place, ratio in points if ratio > HIGHEST_RATIO]
+                points = points[: len(points) - len(above)]
                 fill = {"markerfacecolor": "white"} if hollow else {}
                 told = f"against {label}" + (", left to SDPA" if hollow else "")
-                if points:
-                    axes.plot(*zip(*points), label=told, **look, **fill)
+                if points or above:
+                    axes.plot(*(zip(*points) if points else ((), ())), label=told, **look, **fill)
+                if above:
+                    axes.plot(*zip(*above), **look | {"marker": "^", "markersize": 6}, **fill)
+                    title += f"; triangles: above {HIGHEST_RATIO:g}, up to {found[-1][0]:.0f} against {label}"
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set_yscale("log")
         low, high = axes.get_ylim()
@@ -315,7 +323,7 @@ def sweep(record: Sweep):
         axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.set_yticks([], minor=True)
         axes.set_ylabel("times as fast")
-        axes.set_title(f"{TIMED[timed]}: {len(rows)} problems", loc="left", fontsize=9)
+        axes.set_title(title, loc="left", fontsize=9)
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     grid[-1, 0].set_xlabel("problems, sorted")
     figure.suptitle(f"{record.machine['name']}, {record.day}: steps.attention, problems from known models", fontsize=9)

@@ -395,6 +395,9 @@ def test_a_figure_and_a_paragraph_tell_of_all_passes(made_up, tmp_path, monkeypa
         *("against SDPA", "against SDPA, left to SDPA"),
         *("against the best of the others", "against the best of the others, left to SDPA"),
     }
+    [above] = [line for line in axes[0].lines if line.get_marker() == "^"]
+    assert list(above.get_xdata()) == [2, 3] and set(above.get_ydata()) == {plots.HIGHEST_RATIO}
+    assert axes[0].get_title(loc="left").endswith("; triangles: above 2.5, up to 8 against SDPA")
     told = tables.swept_in_words(made_up)
     assert "In the geometric mean it is 1.00 times as fast as the fastest of them on each problem" in told
     assert "(3 problems, the least 0.50, 1 left to SDPA); 3.00 times as fast" in told
