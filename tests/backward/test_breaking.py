@@ -18,8 +18,6 @@ ONE_CLOCK = "in the simulator all warps of a role have one clock; on a GPU they 
 STORES = "tma.store_wait(0)"
 OF_D_OUTPUT = "mbarrier.wait(barriers.d_output_empty.index(slot), used)"
 OF_D_SCORES = "mbarrier.wait(barriers.d_scores_full.index(other & 1), iteration - 1 >> 1 & 1)"
-TAKEN = "mbarrier.wait(barriers.sums_empty.index(warpgroup), iteration & 1 ^ 1)"
-NOT_SO_LATE = "in the simulator no warp that passes tiles on is as late as two tiles; on a GPU one may be"
 TURN = "mbarrier.wait(barriers.turns.index(warpgroup), iteration & 1 ^ FIRST)"
 ITS_TURN = {(WITHOUT, TURN): ONLY_SPEED, (OTHER_PARITY, TURN): ONLY_SPEED}
 OF_ALL = {(WITHOUT, OF_D_OUTPUT): QUERIES_FIRST}
@@ -38,7 +36,7 @@ HARMLESS = {
     },
     ("dq_writer_warp", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO, (WITHOUT, "gl.barrier()"): ONE_CLOCK},
     ("two_dq_writers", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO, (WITHOUT, "gl.barrier()"): ONE_CLOCK},
-    ("two_dq_writers", 256): {(WITHOUT, "gl.barrier()"): ONE_CLOCK, (WITHOUT, TAKEN): NOT_SO_LATE},
+    ("two_dq_writers", 256): {(WITHOUT, "gl.barrier()"): ONE_CLOCK},
     ("fused_pre_post", 64): OF_ALL
     | {
         (WITHOUT, OF_D_SCORES): FREE_SAYS_SO,
