@@ -118,8 +118,8 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         if whole <= 0:
             # Scores [query, key] with minus infinity where a query must not see a key.
             query_3 = row + gl.arange(0, first_scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-            key_2 = gl.arange(0, first_scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
-            first_scores = gl.where(key_2[None, :] <= query_3[:, None], first_scores, float("-inf"))
+            key_4 = gl.arange(0, first_scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+            first_scores = gl.where(key_4[None, :] <= query_3[:, None], first_scores, float("-inf"))
         row_max = gl.maximum(row_max, gl.max(first_scores, 1) * scale)
         # (weights, sums) of the first tile of keys.
         weights = exp2(first_scores * scale - row_max[:, None])

@@ -263,7 +263,7 @@ class _Place(cst.CSTTransformer):
             if (before.loads[name], before.stores[name]) == (around.loads[name], around.stores[name])
             and _assigns_first(body, name)
         }
-        taken -= over
+        taken -= over  # but a fresh name is none of them: it may be assigned in a branch, where it must be new
         passed = {part.name.value for part in parameters(self.caller) if not part.annotation and not self.depth}
         ends = {  # names that this statement reads last, of what this block has assigned, or the caller was given
             name
@@ -292,7 +292,7 @@ class _Place(cst.CSTTransformer):
                 renamed[name] = value
             else:
                 free = name not in taken or (name in targets and name not in read_by_arguments)
-                new = name if free else fresh(name, taken)
+                new = name if free else fresh(name, taken | over)
                 taken.add(new)
                 bindings.append(_assign([new], [value]))
                 if new != name:
@@ -307,7 +307,7 @@ class _Place(cst.CSTTransformer):
                 renamed |= {name: cst.Name(target)} if name != target else {}
                 continue
             if name in taken and (name not in targets or name in read_by_arguments):
-                new = fresh(name, taken)
+                new = fresh(name, taken | over)
                 taken.add(new)
                 renamed[name] = cst.Name(new)
         change = Rename(renamed)

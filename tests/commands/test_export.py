@@ -345,7 +345,6 @@ def test_a_head_dim_between_those_of_tiles_is_filled_up(step, launches):
     assert_alike(step, case(step, head_dim=80), launches)
 
 
-@sampled(core=lambda step: step.name in QUICK)
 @pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
 def test_the_kernel_of_a_program_is_the_code_of_its_step(step):
     """For the problem and the architecture that the step is for; with cuTile's hints as the program gives them."""
