@@ -335,15 +335,18 @@ def unfused(
     return torch.stack(made).view(*q.shape[:-1], v.shape[-1])
 
 
-def with_graph(attention: Callable, q, k, v, causal: bool, scale: float | None) -> tuple:
-    """(o, (q, k, v)) of the forward pass ``attention(q, k, v, causal, scale)``; autograd knows the gradients."""
+def with_graph(attention: Callable, q, k, v, causal: bool, scale: float | None, sinks=None) -> tuple:
+    """(o, (q, k, v)) of the forward pass ``attention(q, k, v, causal, scale)``; autograd knows the gradients.
+
+    With sinks it takes these by name, and the leaves are (q, k, v, sinks).
+    """
     import torch
 
     sign, scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
-    leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
+    leaves = tuple(x.detach().requires_grad_() for x in (q, k, v, sinks) if x is not None)
     with torch.enable_grad():
-        q, k, v = leaves
-        return attention(q if sign == 1 else q * sign, k, v, causal, scale), leaves
+        q, k, v, *more = leaves
+        return attention(q if sign == 1 else q * sign, k, v, causal, scale, **dict(zip(("sinks",), more))), leaves
 
 
 def attention_of_last(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None):

@@ -34,6 +34,7 @@ class GradientStep(Step):
 
     direction: ClassVar[str] = "backward"
     takes: ClassVar[tuple[str, ...]] = ("sinks",)
+    rounds_sinks: ClassVar[bool] = False  # to bfloat16, them and their gradient
 
     @property
     def deterministic(self) -> bool:

@@ -170,7 +170,7 @@ def _sinks() -> tuple[Problem, ...]:
 def _window_gradients() -> tuple[Problem, ...]:
     """Layers of gpt-oss with a window of 128 tokens, and of Gemma 3 with one of 1024 (arXiv 2503.19786).
 
-    No peer takes sinks in the backward pass, so one of gpt-oss is there without them, too.
+    One of gpt-oss is there without sinks, too.
     """
     of_oss = [replace(problem, window=128) for problem in _gpt_oss()]
     common = {"dtype": "bfloat16", "causal": True, "window": 1024}

@@ -32,18 +32,21 @@ class ForwardPasses:
     def __len__(self) -> int:
         return len(self._made)
 
-    def find(self, q, k, v, problem, **more) -> tuple:
+    def find(self, q, k, v, problem, sinks=None, **more) -> tuple:
         """(output, inputs) for these tensors as they are now; computed again where one of them was written to.
 
-        more: what ``function`` takes beside a window and a soft cap, which follows from the problem.
+        sinks: among the inputs where they are given. more: what ``function`` takes beside them, a window and a soft
+        cap, which follow from the problem.
         """
-        key = problem, tuple((x.data_ptr(), x.stride(), x._version) for x in (q, k, v))
+        given = [x for x in (q, k, v, sinks) if x is not None]
+        key = problem, tuple((x.data_ptr(), x.stride(), x._version) for x in given)
         with self._one_at_a_time:
             if (made := self._made.get(key)) is None:
                 while len(self._made) >= KEPT:
                     del self._made[next(iter(self._made))]
                 function = partial(self._function, **masks(problem), **more)
-                made = self._made[key] = reference.with_graph(function, q, k, v, problem.causal, problem.scale)
+                made = reference.with_graph(function, q, k, v, problem.causal, problem.scale, sinks)
+                self._made[key] = made
         return made
 
 
@@ -54,8 +57,8 @@ passes_of = cache(ForwardPasses)
 class AutogradGradients(GradientStep):
     """Asks autograd for the gradients of the forward pass ``function(q, k, v, causal, scale)``.
 
-    takes: windows, soft caps and packed sequences, where ``function`` takes these by name. Its weights are those of its
-    own forward pass, so that it takes no sinks. work: as ``TorchStep`` has it.
+    takes: windows, soft caps, packed sequences and sinks, where ``function`` takes these by name. Its weights are those
+    of its own forward pass. work: as ``TorchStep`` has it.
     """
 
     function: Callable
@@ -77,8 +80,10 @@ class AutogradGradients(GradientStep):
     def make_ready(self, problem, tensors, out):
         import torch
 
-        def launch(q, k, v, o, lse, do, out, *begins):
-            more = {"packing": Packing(*begins, problem.pairs_of_lengths)} if begins else {}
+        def launch(q, k, v, o, lse, do, out, *others):
+            *sinks, begins = (*others, ()) if problem.lengths is None else (*others[:-2], others[-2:])
+            more = dict(zip(("sinks",), sinks))
+            more |= {"packing": Packing(*begins, problem.pairs_of_lengths)} if begins else {}
             made = torch.autograd.grad(*passes_of(self.function).find(q, k, v, problem, **more), do, retain_graph=True)
             return made if out is None else tuple(place.copy_(x) for place, x in zip(out, made, strict=True))
 

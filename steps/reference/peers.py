@@ -71,6 +71,7 @@ class GradientPeer(_Elsewhere, AutogradGradients):
     """Somebody else's gradients: those of a peer's attention."""
 
     backend: ClassVar[str] = "peer"
+    rounds_sinks: ClassVar[bool] = True  # to bfloat16, in which the only one that has their gradient takes them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,14 +224,21 @@ def flash_attn_4_pages(q, k_pages, v_pages, page_table, lengths, causal, scale):
     return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
 
 
-def flash_attn_3(q, k, v, causal, scale, window=None, softcap=None):
-    from flash_attn_interface import flash_attn_func
+def flash_attn_3(q, k, v, causal, scale, window=None, softcap=None, packing=None, sinks=None):
+    from flash_attn_interface import flash_attn_func, flash_attn_varlen_func
 
-    more = {"window_size": (window - 1, 0)} if window else {}
+    more = {"softmax_scale": scale, "causal": causal, "num_splits": 0}  # 0: as many as it likes
+    if window:
+        more["window_size"] = (window - 1, 0)
     if softcap:
         more["softcap"] = softcap
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    o = flash_attn_func(q, k, v, softmax_scale=scale, causal=causal, num_splits=0, **more)  # 0: as many as it likes
+    if sinks is not None:  # it wants them in bfloat16
+        more["sinks"] = sinks.bfloat16()
+    if packing:
+        of_sequences = packing.cu_seqlens_q, packing.cu_seqlens_k, *map(max, zip(*packing.pairs))
+        o = flash_attn_varlen_func(*map(as_packed, (q, k, v)), *of_sequences, **more)
+        return as_batch(o[0] if isinstance(o, tuple) else o)
+    o = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), **more)
     return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
 
 
@@ -308,7 +316,7 @@ PEERS = (
         change="FlashAttention-3, which is made for Hopper alone.",
         function=flash_attn_3,
         architectures=("sm_90",),
-        takes=("window", "softcap", "head_dim_v"),
+        takes=ALL,
         requires="flash_attn_interface",
         install="pip install tokenspeed-fa3",
         top_left=False,
@@ -392,7 +400,7 @@ def peers_of(direction: str) -> tuple:
             architectures=peer.architectures,
             install=peer.install,
             top_left=peer.top_left,
-            takes=tuple(name for name in ("window", "softcap", "lengths") if name in peer.takes),
+            takes=tuple(name for name in ("window", "softcap", "lengths", "sinks") if name in peer.takes),
             counted=LARGE_KERNELS.get(peer.name, ""),
         )
         for peer in PEERS

@@ -81,7 +81,7 @@ def test_a_peers_own_gradients_know_the_mask(shape):
     for asked in (shape, replace(shape, window=None, softcap=None)):
         assert_right(peer, asked)
     told = {peer.name: peer.takes for peer in peers_of("backward")}
-    assert told["flash_attn_4"] == ("window", "softcap", "lengths") and told["sdpa_flash"] == ("lengths",)
+    assert told["flash_attn_4"] == ("window", "softcap", "lengths", "sinks") and told["sdpa_flash"] == ("lengths",)
 
 
 def test_tiles_outside_the_window_are_not_counted():

@@ -11,6 +11,8 @@ import torch
 from steps import get_step
 from steps.core.step import Unsupported
 from steps.hopper import ahead
+from steps.reference.autograd import AutogradGradients
+from steps.reference.peers import GradientPeer
 from steps.writing.written import write_step
 from tests.checking import assert_right
 from tests.distinct import named
@@ -18,6 +20,7 @@ from tests.everyday.test_masks import packed
 from tests.shapes import problem
 from tutorial_lib import packing, reference
 from tutorial_lib.accuracy import compare
+from tutorial_lib.packing import split
 from tutorial_lib.passes import BACKWARD, FORWARD
 from tutorial_lib.problem import Problem
 from tutorial_lib.simulator.run import watched
@@ -281,6 +284,29 @@ GRADIENTS = [
     problem(batch=1, heads=2, seq_len_q=100, seq_len_kv=170, causal=False, head_dim=128, dtype="bfloat16", sinks=True),
     problem(batch=1, heads=2, seq_len_q=1, seq_len_kv=1, sinks=True),
 ]
+
+
+def of_one_more_column(q, k, v, causal, scale, packing=None, sinks=None):
+    """As a peer has it, which takes packed sequences and rounds sinks to bfloat16."""
+    if packing:
+        each = split(q, k, v, packing.pairs)
+        return torch.cat([of_one_more_column(*one, causal, scale, None, sinks) for one in each], dim=2)
+    shape = replace(Problem.of(q, k, v, causal, scale), sinks=True)
+    o, _ = written_out(*(x.float() for x in (q, k, v)), sinks.bfloat16().float(), shape)
+    return o.to(q.dtype)
+
+
+class OfPeers(AutogradGradients):
+    rounds_sinks = GradientPeer.rounds_sinks
+
+
+@pytest.mark.parametrize("shape", [*GRADIENTS, packed((40, 7), sinks=True)], ids=lambda p: p.slug)
+def test_a_peers_own_gradients_have_those_of_sinks(shape):
+    peer = OfPeers(name="peer", title="", change="", function=of_one_more_column, takes=("lengths", "sinks"))
+    for _ in range(2):  # other sinks each time
+        assert_right(peer, shape)
+
+
 BACKWARD_STEPS = ("formulas", "two_blocks", "deferred_reduce_add", "two_dq_writers")
 
 
