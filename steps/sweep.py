@@ -1,8 +1,8 @@
 """Are we fast on what people bring? ``python -m steps.sweep`` draws problems from known models, and times them.
 
 ``steps.attention`` is timed in the same rounds as SDPA left to itself, SDPA's cuDNN and FlashAttention-2, and
-FlashAttention-3 and 4 where they are installed. Its output is checked against float64. steps/measuring/models.toml
-holds the models, with sources; the same seed draws the same problems.
+FlashAttention-3 and 4 where they are installed. Outputs are checked against float64, and a peer that is wrong is left
+out. steps/measuring/models.toml holds the models, with sources; the same seed draws the same problems.
 
 --pass says what a call is; several passes take turns. "forward" is attention without gradients, and "backward" the
 gradients alone, by autograd. Both are times on the GPU: calls are queued behind a spin, so the host's time is left out,

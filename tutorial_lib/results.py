@@ -577,9 +577,12 @@ def _rounded(value, digits: int = DIGITS):
 
 
 def _bare(figures: dict) -> dict:
-    """What the compiler made, as ``Compiled.as_dict`` has it, without zeros and nothings: ``_whole`` adds them."""
-    counts = {key: {k: n for k, n in figures[key].items() if n} for key in ("kinds", "hot_loop") if figures.get(key)}
-    return {key: value for key, value in (figures | counts).items() if value is not None}
+    """What the compiler made, as ``Compiled.as_dict`` has it, without zeros and nothings: ``_whole`` adds them.
+
+    Of the instructions by kind those of the hot loop are kept: nothing reads the whole kernel's of a record.
+    """
+    counts = {"hot_loop": {k: n for k, n in figures["hot_loop"].items() if n}} if figures.get("hot_loop") else {}
+    return {key: value for key, value in (figures | counts).items() if value is not None and key != "kinds"}
 
 
 def _whole(figures: dict) -> dict:
@@ -587,7 +590,7 @@ def _whole(figures: dict) -> dict:
     from tutorial_lib.compiled import FIGURES
 
     kinds = (amdgcn if figures.get("amd") else sass).ALL_KINDS
-    counts = {key: dict.fromkeys(kinds, 0) | figures[key] for key in ("kinds", "hot_loop") if figures.get(key)}
+    counts = {"hot_loop": dict.fromkeys(kinds, 0) | figures["hot_loop"]} if figures.get("hot_loop") else {}
     return dict.fromkeys(FIGURES) | figures | counts
 
 

@@ -122,7 +122,7 @@ class Sweeper:
         """Make the inputs of a problem, and forget the last one. timed: a key of ``drawing.TIMED``."""
         import torch
 
-        self.calls, self.plans, self.inputs = {}, {}, []
+        self.calls, self.plans, self.inputs, self.right = {}, {}, [], None
         self.problem, self.timed, self.kind = problem, timed, TIMED[timed][-1]
         with gpu_turn(self.device.type):
             sets = 1
@@ -164,7 +164,9 @@ class Sweeper:
             asked = [(FORWARD, parts)]
             if do:
                 asked.append((BACKWARD, (*parts, None, None, picked(do[0]))))
-            right = [(exact := kind.reference(together, x), kind.yardstick(together, x, exact)) for kind, x in asked]
+            self.right = right = self.right or [
+                (exact := kind.reference(together, x), kind.yardstick(together, x, exact)) for kind, x in asked
+            ]
             compared = []
             for name in names:
                 o = self._function(name)(q, k, v)
@@ -286,8 +288,8 @@ def time_problem(
     """A row of the sweep. steps: those of the front door; seed: of the drawing; the inputs' is drawn from ``chance``.
 
     candidates: whether the steps themselves are timed, in place of the front door and its peers. A peer or candidate
-    that fails is skipped. Where the front door or SDPA fails, or the front door or a candidate is wrong, nothing is
-    timed.
+    that fails is skipped, and so is a peer that is wrong. Where the front door or SDPA fails, or the front door or a
+    candidate is wrong, nothing is timed.
     """
     names = [step.name for step in steps]
     wanted, others, checks = ((BASELINE,), names, names) if candidates else (WANTED, PEERS, [FRONT_DOOR])
@@ -311,6 +313,9 @@ def time_problem(
                 skipped[name] = reason
                 continue
             try:
+                if name in PEERS and not (right := call("check", [name])).correct:
+                    skipped[name] = right.explain()
+                    continue
                 call("prepare", name)
                 restoring.prepared.append(name)
             except WorkerFailure as failed:
