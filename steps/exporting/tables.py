@@ -28,8 +28,8 @@ from tutorial_lib.problem import Problem
 TILES = 4  # of queries
 TOLD = "Roles are called by their functions, with a number. TMA arrives when its bytes are there."
 COUNTED = (
-    " Counts are numbers in global memory, polled until all have added to them. That ends if blocks begin in the "
-    "order of their numbers, which GPUs do but CUDA does not promise."
+    " Counts lie in global memory, polled until all have added to them. That ends if blocks begin in the order of "
+    "their numbers: CUDA does not promise it."
 )
 EARLY = " gdc_wait awaits the kernel before, and gdc_launch_dependents lets the next one begin."
 SHARED_BY_TWO = (

@@ -7,9 +7,9 @@ is chosen for the problem at the end. Tensors are [batch, heads, length, head_di
 its last bits vary. There is no autograd. It needs PyTorch and Triton 3.9. Not included: the tutorial's hook in Triton
 that rewrites PTX (descriptors of wgmma, barriers).
 
-Roles are called by their functions, with a number. TMA arrives when its bytes are there. Counts are numbers in global
-memory, polled until all have added to them. That ends if blocks begin in the order of their numbers, which GPUs do but
-CUDA does not promise. gdc_wait awaits the kernel before, and gdc_launch_dependents lets the next one begin.
+Roles are called by their functions, with a number. TMA arrives when its bytes are there. Counts lie in global memory,
+polled until all have added to them. That ends if blocks begin in the order of their numbers: CUDA does not promise it.
+gdc_wait awaits the kernel before, and gdc_launch_dependents lets the next one begin.
 barrier         slots  arrivals  who arrives           who waits, and the parity of the first wait
 d_output_empty  2      2         consume 0, consume 1  consume 0: 1, consume 1: 1, produce 2: 1
 d_output_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
