@@ -137,10 +137,11 @@ class Lesson:
 
     def barriers(self) -> Page:
         """The kernel's barriers, as the simulator sees one block use them: who arrives how often, and who waits."""
-        from steps.exporting.tables import backward_notes, barrier_rows, forward_notes, fp8_notes
+        from steps.exporting.tables import backward_notes, barrier_rows, forward_notes, fp8_notes, with_purposes
 
         notes = {"backward": backward_notes, "fp8": fp8_notes}.get(self.step.direction, forward_notes)
-        headers, *rows = barrier_rows(notes(self.step, self.problem))
+        seen = notes(self.step, self.problem)
+        headers, *rows = with_purposes(barrier_rows(seen), seen)
         told = (
             f"The barriers of {called(self.step)}. A role has the name of its function, and a number. TMA brings "
             "bytes, which do not count as an arrival: a phase also waits for all bytes that were announced."
@@ -478,14 +479,20 @@ class Lesson:
             axes.axhline(guessed, color="black", linestyle=":", label="your guess")
             axes.set_ylim(top=1.15 * max(axes.get_ylim()[1], guessed))  # room for the legend over the bars
             figure.axes[0].legend(frameon=False, loc="upper right")
-        found = []
-        if now.speedup_vs_previous:
-            found.append(tables.times_as_fast(called(self.previous), now.speedup_vs_previous))
-        if now.speedup_vs_baseline and now.previous != pass_of(self.step).baseline:
-            found.append(tables.times_as_fast(pass_of(self.step).baseline_in_tables, now.speedup_vs_baseline))
+        found = self._ratios(now)
         if ratio := now.speedup_vs_previous if self.rival is self.previous else now.speedup_vs_baseline:
             found.append(self._scored(ratio))
-        return Page(where, figure, " ".join(found), MEDIANS if found else "")
+        was = self._ratios(then) if self.on_gpu and (then := self._timed()) else []  # beside what was measured here
+        beside = f"Recorded: {tables.origin(self.recorded)}. {' '.join(was)}" if was else ""
+        return Page(where, figure, " ".join(found), beside, MEDIANS if found else "")
+
+    def _ratios(self, m: Measurement) -> list[str]:
+        """How many times as fast as its predecessor and as SDPA a measurement of this step is, as sentences."""
+        own, kind = m.speedup_vs_previous, pass_of(self.step)
+        found = [tables.times_as_fast(called(self.previous), own)] if own else []
+        if m.speedup_vs_baseline and m.previous != kind.baseline:
+            found.append(tables.times_as_fast(kind.baseline_in_tables, m.speedup_vs_baseline))
+        return found
 
     def _timed_elsewhere(self) -> str:
         """The problems on which this step is recorded."""
@@ -695,10 +702,7 @@ EARLIER = (
     "If that run did not time both kernels of a ratio in the same rounds, the ratio is from an earlier run, and "
     "may differ from the quotient of the TFLOPS."
 )
-MEDIANS = (
-    "A bar is the median of all rounds. A ratio is the median of the ratios inside each round, so it may differ from "
-    "that of the bars."
-)
+MEDIANS = "A bar is the median of all rounds. A ratio is that of the ratios inside each round, so it may differ."
 PLAIN = {  # features that a problem can do without, and its fields then
     "window": {"window": None},
     "softcap": {"softcap": None},

@@ -13,6 +13,7 @@ from tutorial_lib import plots, tables
 TURNED = "filter: invert(0.9) hue-rotate(180deg);"
 # Ink and paper are both named, so that a page of dark theme does not put its own behind the one or over the other.
 PAPER, INK = "#f8f8f8", "#1a1a1a"
+UNFOLDED = 40  # lines of a program that are shown at once
 MARKED = {"+": "#d3f0d3", "-": "#fadbd4"}
 NEWLINE = "\n"
 CALLER = re.compile(r" < (?=[\w.]+:\d+ )")  # in what the simulator tells; a line of code compares with " < ", too
@@ -125,8 +126,11 @@ def _cut(lines: Sequence[tuple[str, str]], near: Sequence[int | str]) -> Iterato
 
 
 def code(text: str) -> Html:
-    """A program to read."""
-    return Html(f'<pre style="{CODE}">{_highlighted(text)}</pre>', text)
+    """A program to read; a long one is folded."""
+    listing, lines = f'<pre style="{CODE}">{_highlighted(text)}</pre>', text.count("\n") + 1
+    if lines > UNFOLDED:
+        listing = f"<details><summary>The program, {lines} lines</summary>{listing}</details>"
+    return Html(listing, text)
 
 
 def _highlighted(text: str) -> str:

@@ -7,6 +7,7 @@ kernel begin, and who waits there, is noted meanwhile.
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -61,6 +62,7 @@ class Notes:
     def __init__(self):
         self.rows: dict[object, Row] = {}
         self.names: dict[object, str] = {}
+        self.told: dict[str, str] = {}  # of a field of a kernel's record, what the record's class says
         self.counts: dict[tuple[str, int], Row] = {}  # by the kernel's name for them, and the offset
         self.others = {BEFORE: Row(), NEXT: Row(), CLUSTER: Row()}
 
@@ -79,6 +81,8 @@ class Notes:
 
         block, role = barrier.block, state.role()
         role.variables = [dict(frame.f_locals) for frame in frames()]
+        records = [value for known in role.variables for value in known.values() if hasattr(value, "_fields")]
+        self.told |= {name: type(record).__doc__ or "" for record in records for name in record._fields}
         for buffer in block.buffers:
             if (name := block.name_of(buffer)) != buffer.name:
                 self.names.setdefault(buffer, name)
@@ -258,6 +262,19 @@ def barrier_rows(notes: Notes) -> list[tuple]:
         sizes = (row.slots or "", row.count or "")
         found.append((name, *sizes, ", ".join(sorted(row.arrive, key=str.lower)), wait))
     return found
+
+
+def with_purposes(rows: list[tuple], notes: Notes) -> list[tuple]:
+    """Those rows with what the kernel's records of barriers say each is for, where they say it of all."""
+    said = [_said(str(row[0]), notes.told) for row in rows[1:]]
+    return [(*rows[0], "complete when"), *((*r, s) for r, s in zip(rows[1:], said))] if all(said) else rows
+
+
+def _said(name: str, told: dict[str, str]) -> str:
+    """Of "full: TMA has filled it. empty, if any: ..." what belongs to the end of a barrier's name."""
+    kind = re.escape(name.rpartition("_")[2])
+    found = re.search(rf"\b{kind}(?:, [^:.]*)?: ([^.;]+)", told.get(name, ""))
+    return " ".join(found[1].split()) if found else ""
 
 
 def memory(notes: Notes) -> str:

@@ -17,7 +17,7 @@ from steps.lesson import Lesson, machine
 from steps.measuring.measure import Settings, measure
 from steps.trials import get_trial, recorded_trial
 from tutorial_lib import limits, tables
-from tutorial_lib.display import Html, difference
+from tutorial_lib.display import Html, code, difference
 from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import describe_versions
 from tutorial_lib.problem import Problem
@@ -57,6 +57,9 @@ def test_with_a_gpu_it_measures_and_says_so(pretend_gpu):
     assert pretend_gpu == []  # the prediction comes before the number
     assert "Measured here, now" in words(lesson.time())
     assert pretend_gpu == [(lesson.problem, ["sdpa", "mma", "exp2"])]
+    measured, _, ratios, beside, _ = lesson.time().parts
+    assert beside.startswith("Recorded: NVIDIA") and "Recorded" not in measured
+    assert all(f"Times as fast as {other}" in told for other in ("step 2 mma", "SDPA") for told in (ratios, beside))
     varied = words(lesson.vary(tile=Tile(64, 64)))
     assert "TFLOPS, measured here" in varied and pretend_gpu[-1][1] == ["exp2", "exp2_varied"]
     assert "Measured here, now" in words(summary.ceilings(summary.baseline()))
@@ -300,10 +303,12 @@ def test_a_page_draws_who_computes_which_scores(name, causal, strips):
 def test_a_page_tells_who_arrives_at_a_barrier_and_who_waits():
     told, forward = Lesson("producer").barriers().parts
     assert "201 producer" in told
-    assert "| key_empty | 2 | 2 | consume 0, consume 1 | produce 2: 1 |" in forward
+    assert "| key_empty | 2 | 2 | consume 0, consume 1 | produce 2: 1 | all warpgroups have read it |" in forward
+    assert "| complete when |" in forward and "consume 1: 0 | TMA has filled it |" in forward
     assert "| query_full | 1 | 1 | produce 2, TMA | consume 0: 0, consume 1: 0 |" in forward
     _, backward = Lesson("decoupled_warpgroups").barriers().parts
     assert "| d_scores_empty | 2 | 2 | consume 0, consume 1 | consume 0: 1, consume 1: 1 |" in backward
+    assert "complete when" not in backward  # its record tells that of some barriers alone
     _, of_fp8 = Lesson("fp8_three_warpgroups").barriers().parts
     assert "| value_empty | 2 | 3 | consume 0, consume 1, consume 2 | produce 3: 1 |" in of_fp8
 
@@ -316,6 +321,12 @@ def test_the_change_is_computed_from_the_code():
     assert "+ STAGES = gl.constexpr(2)" in Lesson("stages").change().parts[-1].text
     assert "def fmha(" in Lesson("wgmma").change().parts[-1].text  # a new kernel is shown whole
     assert "reads as before" in "".join(map(str, Lesson("occupancy").change().parts))
+
+
+def test_a_long_program_is_folded():
+    whole, short = Lesson("wgmma").change().parts[-1], code("x = 1")
+    assert whole.html.startswith(f"<details><summary>The program, {len(whole.text.splitlines())} lines</summary><pre")
+    assert short.html.startswith("<pre") and short.text == "x = 1"
 
 
 def test_a_step_with_a_new_feature_is_compared_with_the_step_before_on_a_problem_without_it():

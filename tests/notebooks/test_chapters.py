@@ -1,6 +1,7 @@
 """The course's table and the list of chapters, which agree with the chapters, the steps and the notebooks."""
 
 import re
+from collections import Counter
 
 import pytest
 
@@ -8,6 +9,7 @@ from steps import GRADIENTS, PAGED, PARALLEL, QUANTIZED, STEPS, chapters, get_st
 from steps.core.ladder import owner_of, part_of
 from tutorial_lib import notebooks
 from tutorial_lib.course import TABLE, chapters_of, read_course
+from tutorial_lib.passes import pass_of
 
 SOURCES = notebooks.sources()
 SHARING = {
@@ -81,6 +83,25 @@ def test_a_step_without_a_chapter_of_its_own_is_told_in_another():
     named = {word.lower() for word in re.findall(r"(?i)\bsteps?\s+(\w+)", text)}
     assert SHARED
     assert [s.label for s in SHARED if owner_of(s).number not in HEADED and not named & {s.name, str(s.number)}] == []
+
+
+def timed_in(path) -> list[str]:
+    """The steps of which a chapter's cells call ``time()``, each as often as they do."""
+    told = path.read_text(encoding="utf-8")
+    lessons = dict(re.findall(r"^(\w+)(?:, rows)? = Lesson\(\"(\w+)\"", told, re.MULTILINE))
+    found = re.findall(r"Lesson\(\"(\w+)\".*\)\.time\(\)", told)
+    found += [lessons[name] for name in re.findall(r"\b(\w+)\.time\(\)", told) if name in lessons]
+    for names in re.findall(r"for each in \((.*?)\) for part in each\.time\(\)", told):
+        found += [lessons[name] for name in names.split(", ")]
+    return found
+
+
+def test_every_numbered_step_is_timed_in_one_chapter():
+    """All but what others are compared with; one table has all steps over several GPUs."""
+    found = Counter(name for path in SOURCES for name in timed_in(path))
+    steps = [s for s in dict.fromkeys((*STEPS, *GRADIENTS, *PAGED, *QUANTIZED)) if s.number and s not in PARALLEL]
+    asked = [s.name for s in steps if s.name != pass_of(s).baseline]
+    assert len(asked) > 60 and {name: found[name] for name in asked if found[name] != 1} == {}
 
 
 def test_a_heading_says_of_which_steps_a_chapter_tells():
