@@ -1,9 +1,8 @@
 """The end of a tile of queries: the next QK product is begun behind the last PV product, and runs on."""
 
 from steps.exercises.in_kernel import InKernel
-from steps.exercises.intra_warpgroup_overlap import calls_in_order, first_of
-from tutorial_lib.exercises import Wrong
-from tutorial_lib.simulator.under_way import share_under_products
+from tutorial_lib.exercises import Wrong, clean
+from tutorial_lib.simulator.under_way import begun_together, share_under_products
 
 
 def stored_under_a_product(run, problem) -> str | None:
@@ -18,8 +17,9 @@ def stored_under_a_product(run, problem) -> str | None:
 
 def begun_behind(exercise, source: str, chance) -> str | None:
     """Refuses what is right, but waits for the old product before the new one is begun."""
-    calls = calls_in_order(source)
-    if first_of(calls, "issue_scores(") > first_of(calls, "warpgroup_mma_wait("):
+    problem = exercise.problems(chance)[0]
+    [mine], [needed] = (exercise.traced(problem, text) for text in (source, clean(exercise.solution)))
+    if begun_together(mine) < begun_together(needed):
         return (
             "The numbers are right and everything is in order, but you wait for the last PV product before you begin "
             "the next QK product. The tensor cores then have nothing to do until your warpgroup wakes up. Begin it "
@@ -95,6 +95,16 @@ def link(accumulator, tiles, barriers, iteration, query_iteration, more, warpgro
     following = query_of(tiles.query, query_iteration + 1, warpgroup)
     scores = issue_scores(following, tiles.key, iteration + 1)
     return scores, accumulator
+""",
+        ),
+        Wrong(
+            "the old product is waited for first, behind a product that is never begun",
+            "before you begin the next QK product",
+            old="    release(barriers.query_empty, query_iteration, QUERY_STAGES)\n",
+            new="""    release(barriers.query_empty, query_iteration, QUERY_STAGES)
+    if QUERY_STAGES > 9:
+        scores = issue_scores(query_of(tiles.query, 0, warpgroup), tiles.key, 0)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
 """,
         ),
         Wrong(

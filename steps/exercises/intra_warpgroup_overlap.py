@@ -1,10 +1,8 @@
 """An iteration in which the softmax runs under a product: what is begun, waited for and released, and when."""
 
-import ast
-
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong
-from tutorial_lib.simulator.under_way import share_under_products
+from tutorial_lib.exercises import Wrong, clean
+from tutorial_lib.simulator.under_way import begun_together, share_under_products
 
 BIG = 100  # clocks: the exponentials of a tile of scores, not those of a column of corrections
 
@@ -19,28 +17,31 @@ def exponentials_run_under_products(run, problem) -> str | None:
     return None
 
 
-def calls_in_order(source: str) -> list[str]:
-    """The calls of a function as they stand in its text: "name(first argument" for each."""
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    calls.sort(key=lambda node: (node.lineno, node.col_offset))
-    return [f"{ast.unparse(call.func)}({ast.unparse(call.args[0]) if call.args else ''}" for call in calls]
+def released_late(run) -> bool:
+    """Whether a role takes a tile's exponentials between a wait for a product and the release of a slot of keys."""
+    taken: dict = {}  # of each role: clocks of exponentials since its first wait behind its last release
+    for block, role, what, which in run.asked:
+        who = block, role
+        if what == "wait":
+            taken.setdefault(who, 0.0)
+        elif what == "mufu" and who in taken:
+            taken[who] += which
+        elif what == "arrive" and "key_empty" in which and taken.pop(who, 0.0) >= BIG:
+            return True
+    return False
 
 
-def first_of(calls: list[str], name: str) -> int:
-    """The number of the first call that begins so; where there is none, one behind them all."""
-    return next((n for n, call in enumerate(calls) if call.startswith(name)), len(calls))
-
-
-def begun_together(exercise, source: str, chance) -> str | None:
+def together_and_early(exercise, source: str, chance) -> str | None:
     """Refuses what is right, but leaves the tensor cores without a second product, or releases K late."""
-    calls = calls_in_order(source)
-    if first_of(calls, "issue_output(") > first_of(calls, "warpgroup_mma_wait("):
+    problem = exercise.problems(chance)[0]
+    [mine], [needed] = (exercise.traced(problem, text) for text in (source, clean(exercise.solution)))
+    if begun_together(mine) < begun_together(needed):
         return (
             "The numbers are right and everything is in order, but the products are not begun together: you wait for "
             "the scores before you begin the PV product. The tensor cores then have nothing to do until your warpgroup "
             "has woken up."
         )
-    if first_of(calls, "release(barriers.key_empty") > first_of(calls, "weigh("):
+    if released_late(mine):
         return (
             "Everything is in order, but the slot of K is released later than it could be. The keys have been read "
             "when the scores are there, before the softmax begins."
@@ -82,7 +83,7 @@ EXERCISE = InKernel(
     lengths=(512, 640),  # four tiles of keys: a slot that is not released is missed with the fourth
     multiple=128,
     watch=exponentials_run_under_products,
-    last=begun_together,
+    last=together_and_early,
     lacking=(
         ("by_row(correction)", "The accumulator is never multiplied by the correction, so it mixes two maxima."),
         ("release(barriers.key_empty", "Nothing releases the slot of K, and the producer waits for it."),
@@ -181,6 +182,28 @@ def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_s
             "later than it could be",
             without="release(barriers.key_empty",
             behind="accumulator = accumulator * by_row",
+        ),
+        Wrong(
+            "K is released behind weights that are written out",
+            "later than it could be",
+            old="""    release(barriers.key_empty, iteration + 1, STAGES)
+
+    # --- online softmax, while the output is computed ---
+    new_max = raise_maxima(scores, row_max, scale)
+    correction = exp2(row_max - new_max)
+    weights = weigh(scores, new_max, scale)
+""",
+            new="""    new_max = raise_maxima(scores, row_max, scale)
+    correction = exp2(row_max - new_max)
+    weights = exp2(scores * scale - new_max[:, None])
+    release(barriers.key_empty, iteration + 1, STAGES)
+""",
+        ),
+        Wrong(
+            "K is released just before the function returns",
+            "later than it could be",
+            without="release(barriers.key_empty",
+            behind="row_sum = row_sum * correction",
         ),
         Wrong("K is not released", "releases the slot of K", without="release(barriers.key_empty"),
         Wrong(

@@ -33,10 +33,16 @@ def nothing_behind_the_end(run, problem) -> str | None:
 
 def put_right_by_the_compiler(exercise, source: str, chance) -> str | None:
     """Refuses what only the compiler puts right."""
-    if source.count("warpgroup_mma_wait(") < 2 or source.count("is_async=True") < 2:
-        return AT_ONCE
-    over, met, asked = (source.rfind(x) for x in ("warpgroup_mma_wait(", "gl.barrier()", "fetch_both("))
-    return None if over < met < asked else NOT_MET
+    [run] = exercise.traced(exercise.problems(chance)[0], source)
+    over: dict = {}  # of each block: whether its warpgroups have met since its last product
+    for block, _, what, _ in run.asked:
+        if what == "wgmma at once":
+            return AT_ONCE
+        if what == "load" and not over.get(block, True):
+            return NOT_MET
+        if what in ("wgmma", "wait", "barrier"):  # whoever meets before a wait has met too early
+            over[block] = what == "barrier"
+    return None
 
 
 EXERCISE = InKernel(
@@ -179,6 +185,12 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
 """,
             new="""none, use_acc=False, is_async=False)
 """,
+        ),
+        Wrong(
+            "a product at once, and its wait behind it",
+            "write both waits yourself",
+            old="accumulator, is_async=True)",
+            new="accumulator)  # is_async=True",
         ),
         Wrong(
             "filled again before the product is over",

@@ -64,6 +64,32 @@ def test_the_solution_is_right_and_a_wrong_answer_is_told_what_is_wrong(exercise
 
 
 @pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        (
+            "intra_warpgroup_overlap",
+            "accumulator = issue_output(weights, tiles.value, iteration, accumulator)",
+            "value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])\n"
+            "    accumulator = warpgroup_mma(weights, value, accumulator, is_async = True)",
+        ),
+        ("wgmma_loop", "is_async=True", "is_async = True"),
+        ("wgmma_loop", "warpgroup_mma_wait(", "warpgroup_mma_wait ("),
+        (
+            "epilogue_overlap",
+            "warpgroup_mma_wait(1, deps=[accumulator])",
+            "warpgroup_mma_wait (1, deps = [accumulator])",
+        ),
+    ],
+)
+def test_a_right_answer_is_right_however_it_is_written(name, old, new):
+    asked = get_exercise(name)
+    source = clean(asked.solution)
+    assert old in source
+    verdict = asked.grade(define(source.replace(old, new), asked.function))
+    assert verdict.right, verdict.message
+
+
+@pytest.mark.parametrize(
     ("first", "says"),
     [(0, ""), (64, "first block of queries is right"), (65, "first block of queries is right"), (76, "not there")],
 )

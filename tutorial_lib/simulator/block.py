@@ -196,10 +196,16 @@ class Role:
         if self.state is WAITING:
             self.state, self.time = READY, max(self.time, time)
 
+    def asks(self, what: str, which: object) -> None:
+        """For who judges the order of things."""
+        if self.block.run.trace is not None:
+            self.block.run.asked.append((self.block.key, self.name, what, which))
+
     def use(self, unit: str, clocks: float, label: str = "") -> None:
         """Keep a unit busy, and wait until it is done."""
         if clocks > 0:
             self.point()
+            self.asks(unit, clocks)
             begin, self.time = self.block.units[unit].take(self.time, clocks)
             self.block.draw(self.name, unit, label, begin, self.time)
 

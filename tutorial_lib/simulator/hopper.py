@@ -170,6 +170,7 @@ def arrive(mbarrier, count=1, pred=True, *, from_cta=None):
         barrier = barrier_at(mbarrier, block=target)
         if barrier.block is not me.block:
             reported_to(barrier, "the other CTA arrives at a barrier")
+        me.asks("arrive", me.block.name_of(barrier.buffer, barrier.index))
         barrier.arrive(count, me.release(), me.time)
         me.time += me.block.machine.issue
 
@@ -256,6 +257,7 @@ def load(tensor_desc: Descriptor, coord, barrier, result: Memory, pred=True, mul
     begin, end = block.units["tma"].take(me.time, tensor_desc.nbytes_per_cta / block.machine.tma)
     end += block.machine.memory_latency
     block.draw("TMA", "load", line_of(place()), begin, end)
+    me.asks("load", end)
     coord = tensor_desc.own(coord)
     for target in block.cluster.blocks if for_all else [block]:
         _bring(tensor_desc, coord, barrier_at(barrier, block=target), result.of(target), target, end)
@@ -384,6 +386,7 @@ def warpgroup_mma(
     me.point()
     block, pipe = me.block, me.wgmma
     pipe.begun += 1
+    me.asks("wgmma" if is_async else "wgmma at once", pipe.begun)
     in_memory = [factor for factor in (a, b) if isinstance(factor, Memory)]
     me.uses(reads=tuple(factor.buffer for factor in in_memory))
     pipe.factors.append((pipe.begun, {factor.buffer for factor in in_memory}))
@@ -424,6 +427,7 @@ def warpgroup_mma_wait(num_outstanding=0, deps=None):
     me = state.role()
     pipe = me.wgmma
     target = pipe.begun - num_outstanding
+    me.asks("wait", target)
     me.wait(lambda: pipe.ended >= target, "wgmma", lambda: f"its product {target}")
     me.learn(pipe, target)
     while pipe.factors and pipe.factors[0][0] <= target:  # to the compiler, the wait reads them

@@ -325,6 +325,7 @@ def barrier(cluster=False):
     if cluster:
         raise Unknown(at("the simulator has no barrier(cluster=True)"))
     me = state.role()
+    me.asks("barrier", None)
     me.meet()
     me.time += me.block.machine.wait
 

@@ -35,10 +35,11 @@ _ONE_AT_A_TIME = threading.RLock()
 class Run:
     """found: races and missing fences, told once for each pair of lines. clocks: simulated, of every block.
 
-    trace: (block, lane, kind, label, begin, end) of everything that took time, where that was asked for. columns: then
-    also (block, what, whether it is written, first column, columns, begin, end) of tensor memory. counts: how often
-    what the kernel decides by a vote of a wave went which way. A block is its index in the grid; of a cluster, its
-    cluster's, and which of its CTAs it is.
+    trace: (block, lane, kind, label, begin, end) of everything that took time, where that was asked for. asked: then
+    also (block, role, what, which): the order in which roles ask for products, waits for them, arrivals, barriers,
+    loads and units. columns: then also (block, what, whether it is written, first column, columns, begin, end) of
+    tensor memory. counts: how often what the kernel decides by a vote of a wave went which way. A block is its index
+    in the grid; of a cluster, its cluster's, and which of its CTAs it is.
     """
 
     def __init__(self, machine: Machine, trace: bool, seed: int | None, ctas: int = 1, neighbours: int = 1):
@@ -46,6 +47,7 @@ class Run:
         self.chance = random.Random(seed) if seed is not None else None
         self.found: dict[tuple, str] = {}
         self.trace: list | None = [] if trace else None
+        self.asked: list[tuple] = []
         self.columns: list[tuple] = []
         self.clocks: dict[tuple[int, int, int], float] = {}
         self.counts: Counter[str] = Counter()

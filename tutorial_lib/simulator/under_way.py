@@ -6,6 +6,7 @@ that product.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 TENSOR_CORES = "tensor cores"
@@ -18,6 +19,20 @@ def products(run) -> dict[tuple, list[str]]:
         if lane == TENSOR_CORES:
             found.setdefault(block, []).append(label)
     return found
+
+
+def begun_together(run) -> int:
+    """How many products were begun while their role had not waited for the one before."""
+    begun: Counter = Counter()
+    waited: Counter = Counter()
+    together = 0
+    for block, role, what, which in run.asked:
+        if what == "wait":
+            waited[block, role] = max(which, waited[block, role])
+        elif what.startswith("wgmma"):
+            together += begun[block, role] > waited[block, role]
+            begun[block, role] = which
+    return together
 
 
 def work(run, kind: str) -> Iterator[tuple[float, float]]:
