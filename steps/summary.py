@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -164,11 +165,16 @@ def beside(rival: str, grid: str) -> Page:
     if not found:
         return Page(f"No record of this grid holds {rival}.")
     mean = statistics.geometric_mean(ratio.median for *_, ratio in found)
+    of_width: dict[int, list[float]] = defaultdict(list)
+    for run, *_, ratio in found:
+        of_width[run.the_problem().head_dim].append(ratio.median)
+    means = ", ".join(f"{statistics.geometric_mean(of_width[n]):.2f} at head_dim {n}" for n in sorted(of_width))
     error = max(best.max_error / other.max_error for _, best, other, _ in found)
+    square = max(((1 - best.cosine) / (1 - other.cosine)) ** 0.5 for _, best, other, _ in found)
     told = (
         f"Of {len(GRIDS[grid].problems)} problems {len(found)} have been recorded. On these the fastest step is "
-        f"{mean:.2f} times as fast as {rival} in the geometric mean, and its largest error at most {error:.2f} times "
-        f"as large. A cell says how many times as fast, and which step that is."
+        f"{mean:.2f} times as fast as {rival} in the geometric mean: {means}. Its largest error is at most {error:.2f} "
+        f"times as large, and the root of the mean square at most {square:.3f} times. A cell names the step."
     )
     cells = [(run, f"{ratio.median:.2f}× {best.label.split()[0]}") for run, best, _, ratio in found]
     return Page(told, tables.by_problem(cells))
