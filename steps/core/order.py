@@ -148,7 +148,7 @@ class Order:
 
 
 NATURAL = Order(persistent=False, section_bytes=None)
-NOT_PERSISTENT = Order(persistent=False, section_bytes=SECTION_BYTES)
+SECTIONS = Order(persistent=False, section_bytes=SECTION_BYTES)
 DEALT = Order(persistent=True, section_bytes=SECTION_BYTES)
 COUNTED = Order(persistent=True, section_bytes=SECTION_BYTES, counted=True)
 TAKEN = Order(persistent=True, section_bytes=SECTION_BYTES, taken=True)

@@ -66,7 +66,7 @@ def test_a_section_fits_and_divides_the_heads(problem):
     heads = order.section_heads(problem)
     keys_and_values = 2 * 2 * problem.seq_len_kv * problem.head_dim * heads / problem.group_size
     assert heads == 1 or keys_and_values <= order.SECTION_BYTES
-    in_section = order.NOT_PERSISTENT.section(problem)
+    in_section = order.SECTIONS.section(problem)
     assert 1 <= in_section <= heads and problem.batch * problem.heads % in_section == 0
     assert order.NATURAL.section(problem) == order.DEALT.section(problem) == 0
 
@@ -136,7 +136,7 @@ def test_blocks_count_where_all_tiles_are_as_long_and_else_are_dealt(problem):
 def test_a_section_may_be_asked_to_be_larger():
     everything = order.Order(persistent=False, section_bytes=2**40)
     assert everything.section(CAUSAL) == CAUSAL.batch * CAUSAL.heads
-    assert order.NOT_PERSISTENT.section(CAUSAL) < everything.section(CAUSAL)
+    assert order.SECTIONS.section(CAUSAL) < everything.section(CAUSAL)
     a_head = order.tiles_a_head(CAUSAL, TILE)
     heads = [tiles[0] // a_head for tiles in order.deal(CAUSAL, TILE, a_head, section_bytes=None)]
     assert set(heads) == {0}  # dealt head after head
