@@ -23,7 +23,7 @@ from tutorial_lib import plots, tables
 from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.files import RESULTS, write_whole
 from tutorial_lib.records import Sweep
-from tutorial_lib.report import HOW_TIMED, best_by_problem, link, write_length_plots, write_report
+from tutorial_lib.report import HOW_TIMED, best_by_problem, link, path_of, write_length_plots, write_report
 from tutorial_lib.results import Measurement, ResultsError, Run, best_of, of_every_part, of_one_machine
 
 README = RESULTS.parent / "README.md"
@@ -32,6 +32,7 @@ COMPARED = ("cutile", "gluon", "hopper")  # parts whose best steps are set besid
 
 # The problems whose figures are committed, and linked from reports; .gitignore names their folders.
 HEADLINES = (HEADLINE, FULL)
+SHARP = 160  # dots an inch of figures for slides, print and the README, where others have 80
 FIGURE = "How many times as fast steps.attention is, problem by problem"
 OTHER_DAY = "°"  # of a figure that is not of the rounds of its problem's record
 
@@ -60,6 +61,22 @@ def read_all(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
 
 def _write_one(folder: Path, run: Run) -> None:
     write_report(run, folder, linked=run.the_problem() in HEADLINES)
+
+
+def write_parts(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """For slides: a bar a step of every part that was timed, on the problem where most of its steps were.
+
+    Of several such problems it is the one that a step of the part is for.
+    """
+    made = []
+    for part in PARTS:
+        own = {step.default_problem for step in _steps(part)}
+        found = [(run, drawn) for run in runs if (drawn := path_of(run, part.name))]
+        if found:
+            run, drawn = max(found, key=lambda pair: (len(pair[1][0]), pair[0].the_problem() in own))
+            place = folder / run.machine["slug"]
+            made += plots.save(plots.path(*drawn), place, f"path-{part.name}", svg=False, dpi=SHARP)
+    return made
 
 
 def write_survey(path: Path) -> list[Path]:
@@ -309,10 +326,16 @@ def run(options: argparse.Namespace) -> int:
         for record in recorded_sweeps(folder):
             if tables.swept_in_words(record):
                 print(*plots.save(plots.sweep(record), folder / record.machine["slug"], "sweep", svg=False))
+        timed = of_one_machine([run for place, run in found if place.is_relative_to(folder) and run.timed])
+        print(*write_parts(timed, folder), sep="\n")
         runs = [run for place, run in forward if place.is_relative_to(folder)]
         write_whole(folder / "ladder.md", ladder_report(runs, folder))
         print(folder / "ladder.md")
     if any(path.resolve() == RESULTS for path in options.paths):
+        for place, shown in found:
+            same = shown.the_problem() == HEADLINE and shown.direction == "forward" and shown in timed
+            if same and (drawn := path_of(shown)):
+                plots.save(plots.path(*drawn), place / "figures", "path", svg=False, dpi=SHARP)
         update_readme(README, [run for _, run in forward], recorded_sweeps(RESULTS))
         print(README)
     return 0

@@ -30,18 +30,18 @@ SETTINGS = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "fmha", "axe
 SETTINGS["axes.spines.right"] = False
 
 
-def save(figure, folder: Path, name: str, svg: bool = True) -> list[Path]:
+def save(figure, folder: Path, name: str, svg: bool = True, dpi: int = 80) -> list[Path]:
     """Write ``figure`` as PNG and, unless ``svg`` is false, as SVG into ``folder``; returns the paths."""
     import matplotlib
 
     path = Path(folder, f"{name}.png")
     if not svg:
-        write_whole(path, png(figure))
+        write_whole(path, png(figure, dpi))
         return [path]
     drawn = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         figure.savefig(drawn, format="svg", metadata={"Date": None})  # the same results give the same file
-    write_whole(path, png(figure))
+    write_whole(path, png(figure, dpi))
     write_whole(path.with_suffix(".svg"), drawn.getvalue())
     return [path, path.with_suffix(".svg")]
 
@@ -58,11 +58,11 @@ def png(figure, dpi: int = 80) -> bytes:
     canvas = FigureCanvasAgg(figure)
     with matplotlib.rc_context(SETTINGS):
         canvas.draw()
-    return _with_few_colours(canvas.buffer_rgba())
+    return _with_few_colours(canvas.buffer_rgba(), 64 if dpi <= 80 else 12)  # finer dots need fewer blends
 
 
-def _with_few_colours(drawn) -> bytes:
-    """The same picture from 64 of its own colours, each pixel the nearest: a fraction of the bytes.
+def _with_few_colours(drawn, most: int) -> bytes:
+    """The same picture from so many of its own colours, each pixel the nearest: a fraction of the bytes.
 
     The next colour taken is the one that lacks most, over all its pixels: those of lines and areas come before the
     blends at their edges. Pillow's ways make new colours of several, and a line took that of another.
@@ -75,7 +75,7 @@ def _with_few_colours(drawn) -> bytes:
     colours = np.stack([found >> 16, found >> 8 & 255, found & 255], axis=1)
     taken, nearest = [], np.zeros(len(found), dtype=np.uint8)
     lacks = np.full(len(found), 1 << 20)  # squared distance to the nearest one taken; more than any before there is one
-    while len(taken) < 64 and lacks.any():
+    while len(taken) < most and lacks.any():
         taken.append(np.argmax(lacks * counts))
         away = np.square(colours - colours[taken[-1]]).sum(axis=1)
         nearest[away < lacks] = len(taken) - 1

@@ -34,7 +34,7 @@ def write_report(run: Run, folder: Path, recorded: Run | None = None, linked: bo
         figures["tflops"] = plots.tflops_by_step(run)
         if any(m.speedup_vs_previous for m in run.steps):
             figures["gain"] = plots.gain_by_step(run)
-        if linked and (found := _path(run)):
+        if linked and (found := path_of(run)):
             figures["path"] = plots.path(*found)
         if compared := limits.compare(run):
             figures["limits"] = plots.predicted_and_measured(compared, run)
@@ -50,10 +50,13 @@ def write_report(run: Run, folder: Path, recorded: Run | None = None, linked: bo
     write_whole(folder / "report.md", as_markdown(run, folder, recorded, linked))
 
 
-def _path(run: Run) -> tuple[list[Measurement], Measurement, list[Measurement]] | None:
-    """(timed steps with a number, the baseline, other libraries) of a run, or None without a baseline or steps."""
+def path_of(run: Run, part: str = "") -> tuple[list[Measurement], Measurement, list[Measurement]] | None:
+    """(timed steps with a number, the baseline, other libraries) of a run, or None without a baseline or steps.
+
+    part: of this one alone.
+    """
     baseline = run.measurement(PASSES[run.direction].baseline)
-    steps = [m for m in run.steps if m.tflops and m is not baseline]
+    steps = [m for m in run.steps if m.tflops and m is not baseline and part in ("", m.part)]
     others = [m for m in run.peers if m.tflops and m.name.startswith("flash_attn")]
     return (steps, baseline, others) if baseline and baseline.tflops and steps else None
 
@@ -335,7 +338,7 @@ def best_by_problem(
             cells.append((run, f"{linked(best)}: {tables.tflops(best)} ({ahead[0]:.2f}×, {ahead[1]:.2f}×)"))
             if not run.the_problem().features and not PASSES[run.direction].by_bytes(run.the_problem()):
                 factors.append(ahead)
-    return tables.by_problem(cells), factors
+    return tables.by_problem(cells, filled=0.5), factors
 
 
 def _parts(run: Run) -> set[str]:

@@ -150,16 +150,18 @@ NUMBER: Column = ("step", lambda m: "" if m.number is None else str(m.number))
 TIMING: list[Column] = [
     ("latency ms (p10–p90)", milliseconds),
     ("TFLOPS", tflops),
-    ("of ceiling", ceiling),
     ("vs SDPA", lambda m: factor(m.speedup_vs_baseline)),
     ("vs previous (p10–p90)", vs_previous),
+    ("of ceiling", ceiling),
 ]
 
 BYTES: Column = ("GB/s", lambda m: NOTHING if m.gigabytes_per_s is None else f"{m.gigabytes_per_s:,.0f}")
 
 COMPACT_TIMING: list[Column] = [
     ("ms", median_milliseconds),
-    *TIMING[1:4],
+    TIMING[1],
+    TIMING[4],
+    TIMING[2],
     ("vs previous", compact_vs_previous),
 ]
 
@@ -533,11 +535,13 @@ def _columns(run: Run, recorded: Run | None, compact: bool) -> list[Column]:
         clocked = [*CLOCKED, *([] if compact else [cycles_and_clock(run)])] if known else []
         repeated = [REPEATED] if any(m.repeat_difference is not None for m in run.everybody) else []
         published = [ERROR_RATIO, *([COSINE] if any(m.cosine for m in run.everybody) else [])]
-        checked = CHECKING if compact else [*CHECKING, *published]
         timing = COMPACT_TIMING if compact else TIMING
         if any(m.gigabytes_per_s for m in run.everybody):
             timing = [*timing[:2], BYTES, *timing[2:]]
-        return label + timing + clocked + checked + repeated + other_days(run.everybody)
+        if compact:
+            return label + timing + clocked + CHECKING + repeated + other_days(run.everybody)
+        wrong, right = CHECKING
+        return [*label, right, *timing, *clocked, wrong, *published, *repeated, *other_days(run.everybody)]
     return label + CHECKING + RESOURCES + (recorded_columns(recorded) if recorded else [])
 
 
@@ -629,10 +633,11 @@ SHAPE = ("B", "H", "KV heads", "D", "dtype", "mask")  # what tells a family of p
 Lengths = tuple[int, int]  # of queries and keys
 
 
-def by_problem(cells: Sequence[tuple[Run, str]]) -> str:
+def by_problem(cells: Sequence[tuple[Run, str]], filled: float = 0.0) -> str:
     """Markdown: for each machine tables with a row for each family of problems and a column for each length.
 
-    Families share a table where the lengths of one are among those of another. No table mixes compilers.
+    Families share a table where the lengths of one are among those of another, and fill so large a share of its
+    columns. No table mixes compilers.
     """
     machines: dict[tuple[str, str], list[tuple[Run, str]]] = {}
     for run, cell in sorted(cells, key=lambda item: item[0].the_problem().order):
@@ -645,19 +650,25 @@ def by_problem(cells: Sequence[tuple[Run, str]]) -> str:
             problem = run.the_problem()
             _, by_length = families.setdefault(problem.family, (problem, {}))
             by_length[problem.seq_len_q, problem.seq_len_kv] = cell
-        made += [_table_of(rows) for rows in _sharing_lengths(list(families.values()))]
+        made += [_table_of(rows) for rows in _sharing_lengths(list(families.values()), filled)]
     return "\n\n".join(made)
 
 
-def _sharing_lengths(rows: list[tuple[Problem, dict[Lengths, str]]]) -> list[list[tuple[Problem, dict[Lengths, str]]]]:
+def _sharing_lengths(
+    rows: list[tuple[Problem, dict[Lengths, str]]], filled: float
+) -> list[list[tuple[Problem, dict[Lengths, str]]]]:
     """The rows of every table, in their order; the first table is that of the most lengths."""
+
+    def fits(lengths: set[Lengths], wide: set[Lengths]) -> bool:
+        return lengths <= wide and len(lengths) >= filled * len(wide)
+
     widest: list[set[Lengths]] = []
     for lengths in sorted((set(by_length) for _, by_length in rows), key=len, reverse=True):
-        if not any(lengths <= other for other in widest):
+        if not any(fits(lengths, other) for other in widest):
             widest.append(lengths)
     shared: list[list] = [[] for _ in widest]
     for problem, by_length in rows:
-        first = next(n for n, lengths in enumerate(widest) if by_length.keys() <= lengths)
+        first = next(n for n, lengths in enumerate(widest) if fits(set(by_length), lengths))
         shared[first].append((problem, by_length))
     return shared
 

@@ -40,7 +40,7 @@ def small(problem=HEADLINE, **fields):
 def blank_figures(monkeypatch):
     """Figures are drawn, and a dot is written for each, which is faster: test_figures.py looks into them."""
 
-    def save(figure, folder, name, svg=True):
+    def save(figure, folder, name, svg=True, dpi=80):
         from PIL import Image
 
         folder.mkdir(exist_ok=True)
@@ -97,6 +97,22 @@ def test_reports_are_drawn_from_the_file_alone(tmp_path):
     for name in ("report.md", "results.csv", "figures/tflops.svg", "figures/gain.png"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert list(tmp_path.glob("by_length-*.png")) and list(tmp_path.glob("by_length-*.svg"))
+
+
+def test_every_part_that_was_timed_has_a_figure_on_the_problem_where_most_of_its_steps_are(tmp_path, monkeypatch):
+    drawn = {}
+
+    def path(steps, baseline, others):
+        drawn[steps[0].part] = [m.name for m in steps], baseline.name
+        return path
+
+    monkeypatch.setattr(plots, "path", path)
+    monkeypatch.setattr(plots, "save", lambda figure, folder, name, **how: [folder / f"{name}.png"])
+    few = small(dataclasses.replace(HEADLINE, causal=False))
+    few = few.model_copy(update={"steps": [m for m in few.steps if m.name != "mask_loop"]})
+    made = report.write_parts([few, small()], tmp_path)
+    assert made == [tmp_path / "a-gpu" / f"path-{part}.png" for part in ("cutile", "hopper")]
+    assert drawn == {"cutile": (["exp2", "mask_loop"], "sdpa"), "hopper": (["epilogue_overlap"], "sdpa")}
 
 
 def test_links_lead_from_a_report_to_the_files_of_its_steps(tmp_path):
