@@ -287,8 +287,9 @@ class Lesson:
         run = self.recorded.as_together(timed[-1], sdpa)  # bars and line of the same rounds
         timed = [there for m in timed if (there := run.measurement(m.name))]
         told = f"The steps so far on {tables.origin(run)}, as recorded. Step {timed[-1].label} has "
-        told += f"{plots.share(timed[-1], sdpa):.0%} of SDPA's speed."
-        return Page(told, plots.path(timed, run.measurement(sdpa.name)), *self.lost().parts)
+        told += f"{plots.share(timed[-1], sdpa):.0%} of {(against := pass_of(self.step).baseline_in_tables)}'s speed."
+        figure = plots.path(timed, run.measurement(sdpa.name), against=against)
+        return Page(told, figure, *self.lost().parts)
 
     def lost(self) -> Page:
         """Where the previous step lost its time: what each unit needed at least, what it took, what counters say."""
@@ -306,8 +307,8 @@ class Lesson:
             added = " + ".join(f"{1000 * time:.3g} for {what}" for what, time in limit.terms.items())
             added = f" ({added})" if len(limit.terms) > 1 else ""
             parts.append(
-                f"At least {1000 * limit.seconds:.3g} ms by the model{added}, at SDPA's clock, and "
-                f"{1000 * taken:.3g} ms measured: {why}."
+                f"At least {1000 * limit.seconds:.3g} ms by the model{added}, at "
+                f"{pass_of(self.step).baseline_in_tables}'s clock, and {1000 * taken:.3g} ms measured: {why}."
             )
         return Page(*parts)
 
@@ -702,7 +703,7 @@ EARLIER = (
     "If that run did not time both kernels of a ratio in the same rounds, the ratio is from an earlier run, and "
     "may differ from the quotient of the TFLOPS."
 )
-MEDIANS = "A bar is the median of all rounds. A ratio is that of the ratios inside each round, so it may differ."
+MEDIANS = "A bar is the median of all rounds, a ratio the median of each round's ratio."
 PLAIN = {  # features that a problem can do without, and its fields then
     "window": {"window": None},
     "softcap": {"softcap": None},

@@ -127,7 +127,7 @@ def _cut(lines: Sequence[tuple[str, str]], near: Sequence[int | str]) -> Iterato
 
 def code(text: str) -> Html:
     """A program to read; a long one is folded."""
-    listing, lines = f'<pre style="{CODE}">{_highlighted(text)}</pre>', text.count("\n") + 1
+    listing, lines = f'<pre style="{CODE}">{_highlighted(text)}</pre>', len(text.splitlines())
     if lines > UNFOLDED:
         listing = f"<details><summary>The program, {lines} lines</summary>{listing}</details>"
     return Html(listing, text)

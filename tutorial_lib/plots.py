@@ -183,8 +183,13 @@ def share(m: Measurement, baseline: Measurement) -> float:
     return m.speedup_vs_baseline.median if m.speedup_vs_baseline else m.tflops / baseline.tflops
 
 
-def path(steps: Sequence[Measurement], baseline: Measurement, others: Sequence[Measurement] = ()):
-    """A bar a step, from the first to the last of a path; SDPA and other libraries as lines. Returns a Figure."""
+def path(
+    steps: Sequence[Measurement], baseline: Measurement, others: Sequence[Measurement] = (), against: str = "SDPA"
+):
+    """A bar a step, from the first to the last of a path; SDPA and other libraries as lines. Returns a Figure.
+
+    against: what the baseline is called, where it is not SDPA.
+    """
     figure, axes = figure_with_axes(6.4, 0.7 + 0.26 * len(steps))
     axes.barh(range(len(steps)), [m.tflops for m in steps], 0.7, color=[PALE] * (len(steps) - 1) + [BLUE])
     for y, m in enumerate(steps):
@@ -195,12 +200,12 @@ def path(steps: Sequence[Measurement], baseline: Measurement, others: Sequence[M
     axes.invert_yaxis()
     for m, style, side in [(baseline, "--", "right"), *((other, ":", "left") for other in others)]:
         axes.axvline(m.tflops, color=ORANGE, linestyle=style)
-        name = "SDPA" if m is baseline else m.title
+        name = against if m is baseline else m.title
         told = f" {name} {m.tflops:.0f} "
         top = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
         axes.annotate(told, (m.tflops, 1), (0, 2), color=ORANGE, ha=side, fontsize=8, annotation_clip=False, **top)
     axes.set_xlim(0, 1.2 * max(m.tflops for m in (*steps, baseline)))
-    axes.set_xlabel("TFLOPS, and the share of SDPA's", fontsize=8)
+    axes.set_xlabel(f"TFLOPS, and the share of {against}'s", fontsize=8)
     return figure
 
 

@@ -281,7 +281,7 @@ def _without_graph(q, k, v, asked: Asked, return_lse: bool) -> Launch:
             o, lse = _by_blocks(blockwise.forward, q, k, v, Asked(*numbers, **dict(zip(names, tensors))))
             return (o, lse) if return_lse else o
 
-    elif step.backend == "torch" and not names and asked.window is None:
+    elif step.backend == "torch" and not names:
         launch = _left_to_pytorch(q, k, *numbers[:2])
     elif names:
 
@@ -299,8 +299,8 @@ def _without_graph(q, k, v, asked: Asked, return_lse: bool) -> Launch:
         return launched(*given).contiguous()
 
     launched = from_contiguous if far else launch
-    masked = step is not BLOCKWISE and step.backend == "torch" and (names or asked.window)
-    return contiguous if masked else launched  # as what PyTorch returns of a mask may lie otherwise
+    packed = step is not BLOCKWISE and step.backend == "torch" and names
+    return contiguous if packed else launched  # as what PyTorch returns may lie otherwise
 
 
 def _step_for(q, k, v, asked: Asked, return_lse: bool) -> Step | object:
@@ -310,7 +310,9 @@ def _step_for(q, k, v, asked: Asked, return_lse: bool) -> Step | object:
         return BLOCKWISE
     target = target_of(q.device)
     step = chosen(problem, target)
-    pytorchs = step.backend == "torch" and (return_lse or step.unsupported(problem, target))
+    narrow = q.device.type == "cpu" and q.shape[-1] != v.shape[-1]
+    whole = asked.window is not None or narrow  # for these PyTorch holds all scores, or a mask of as many
+    pytorchs = step.backend == "torch" and (return_lse or whole or step.unsupported(problem, target))
     return BLOCKWISE if pytorchs else step
 
 

@@ -300,6 +300,12 @@ def test_a_page_draws_who_computes_which_scores(name, causal, strips):
     ]
 
 
+def test_where_the_path_stands_is_told_against_what_the_pass_is_compared_with():
+    told, figure, *lost = Lesson("pv_fp8").stand().parts
+    assert "step 300's speed" in told and "step 300's" in figure.axes[0].get_xlabel()
+    assert "at step 300's clock" in lost[-1] and "SDPA" not in told + lost[-1]
+
+
 def test_a_page_tells_who_arrives_at_a_barrier_and_who_waits():
     told, forward = Lesson("producer").barriers().parts
     assert "201 producer" in told

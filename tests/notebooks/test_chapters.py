@@ -127,7 +127,7 @@ def test_a_heading_has_the_number_of_its_step(step):
 
 def test_the_list_has_the_path_numbered_and_the_rest_beside_it():
     found = {item["name"]: item for item in ITEM.finditer(chapters.listed())}
-    assert list(found) != sorted(found) and set(found) == {path.stem for path in SOURCES}
+    assert set(found) == {path.stem for path in SOURCES}
     numbered = [item for item in found.values() if item["mark"] != "-"]
     assert [item["mark"] for item in numbered] == [f"{n}." for n in range(1, len(numbered) + 1)]
     assert "from 7 approx_division)" in found["008_larger_tile"]["from"]
@@ -142,6 +142,11 @@ def test_the_path_is_short_and_nothing_on_it_needs_what_comes_later():
         assert set(chapter.needs) <= {earlier.name for earlier in path[:number]}, chapter.name
     for number, chapter in enumerate(course):
         assert set(chapter.needs) <= {other.name for other in course[:number]} | {c.name for c in path}, chapter.name
+
+
+def test_a_folder_lists_the_chapters_in_the_order_of_the_course():
+    names = [chapter.name for chapter in chapters_of(SOURCE)]
+    assert names == sorted(names)
 
 
 def test_no_fork_is_on_the_path():

@@ -158,6 +158,8 @@ def shown(notebook) -> str:
 def test_a_part_begins_with_one_screen():
     """A picture of who computes what, before anything else is told of the part's first step."""
     for part in read_course(notebooks.NOTEBOOKS / "source"):
+        if part.title == "To look up":
+            continue
         text = notebooks.NOTEBOOKS.joinpath("source", f"{part.chapters[0].name}.md").read_text(encoding="utf-8")
         heading, _, screen = text.split("\n## ")[1].partition("\n")
         assert heading == SCREEN and re.search(r"drawings\.|pictures\.|\.block\(|\.draw_", screen), part.title
