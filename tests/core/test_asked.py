@@ -749,29 +749,45 @@ def test_memory_grows_with_the_length(asked, monkeypatch):
     assert twice == 2 * given and long <= 2.1 * short
 
 
-LONG = """
-import resource, torch, steps
-q, k, v = (torch.randn(1, 1, LENGTH, 16, dtype=torch.float16).requires_grad_() for _ in range(3))
-sinks = torch.zeros(1, requires_grad=True)
+# What is asked for with a causal mask, the width of the values beside keys of 16, and whether gradients are wanted.
+OF_MANY_KEYS = {
+    "sinks": ({"sinks": True}, 16, True),
+    "window": ({"window": 100}, 16, False),
+    "narrow": ({}, 8, False),
+    "soft cap": ({"softcap": 5.0}, 16, False),
+}
+
+
+def long_call(length: int, device: str, more: dict, width: int, wanted: bool) -> None:
+    q, k, v = (torch.randn(1, 1, length, n, dtype=torch.float16, device=device) for n in (16, 16, width))
+    if "sinks" in more:
+        more = {"sinks": torch.zeros(1, requires_grad=True, device=device)}
+    o = steps.attention(*(x.requires_grad_(wanted) for x in (q, k, v)), causal=True, **more)
+    if wanted:
+        o.sum().backward()
+
+
+IN_A_PROCESS = """
+import resource
+from tests.core.test_asked import OF_MANY_KEYS, long_call
 for length in (64, LENGTH):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    steps.attention(*(x[:, :, :length] for x in (q, k, v)), causal=True, sinks=sinks).sum().backward()
+    long_call(length, "cpu", *OF_MANY_KEYS["WHAT"])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_the_front_door_needs_no_memory_for_all_scores(device):
+@pytest.mark.parametrize("what", OF_MANY_KEYS)
+def test_the_front_door_needs_no_memory_for_all_scores(device, what):
     """At 16384 queries and keys, where one number for each pair would take 1 GiB in float32."""
     length = 16384
     if device == "cuda":
-        given = [random(1, 1, length, 16).requires_grad_() for _ in range(3)]
-        sinks = random(1, dtype=torch.float32).requires_grad_()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        steps.attention(*given, causal=True, sinks=sinks).sum().backward()
+        long_call(length, device, *OF_MANY_KEYS[what])
         most = torch.cuda.max_memory_allocated() - before
     else:
-        words = [sys.executable, "-c", LONG.replace("LENGTH", str(length))]
+        words = [sys.executable, "-c", IN_A_PROCESS.replace("LENGTH", str(length)).replace("WHAT", what)]
         found = subprocess.run(
             words, cwd=Path(__file__).parents[2], capture_output=True, text=True, encoding="utf-8", check=True
         )
