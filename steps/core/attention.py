@@ -101,6 +101,8 @@ def attention(
     ``torch.use_deterministic_algorithms`` gradients come from a step that gives the same bits every time, or from
     PyTorch.
 
+    Of a query whose scores are all minus infinity nothing is promised: a kernel's output is NaN, PyTorch's is 0.
+
     Raises ValueError naming the argument, what it must be and what came; of_sdpa: arguments that
     ``scaled_dot_product_attention`` has, and this has not. Gradients have no gradients of their own, and there are no
     derivatives in forward mode.
