@@ -96,12 +96,13 @@ def attention(
 
     The choice is made once for every kind of call. Where no step is recorded to be as fast as PyTorch's own attention,
     on the CPU for one, that computes it; where a tensor requires gradients, both passes must have such a step. What
-    neither PyTorch's own nor a step knows, in one of the passes, PyTorch computes a tile of queries at a time
-    (``tutorial_lib.blockwise``). Memory grows with the length, and not with its square. Under
-    ``torch.use_deterministic_algorithms`` gradients come from a step that gives the same bits every time, or from
-    PyTorch.
+    neither PyTorch's own nor a step knows, in one of the passes, and that for which PyTorch's own would hold all
+    scores, PyTorch computes a tile of queries at a time (``tutorial_lib.blockwise``). Memory grows with the length, and
+    not with its square. Under ``torch.use_deterministic_algorithms`` gradients come from a step that gives the same
+    bits every time, or from PyTorch.
 
-    Of a query whose scores are all minus infinity nothing is promised: a kernel's output is NaN, PyTorch's is 0.
+    A query whose scores are all minus infinity gets 0 on the CPU and NaN from a step's kernel, and its lse is minus
+    infinity. With a finite sink it gets 0 everywhere. A soft cap makes such scores finite.
 
     Raises ValueError naming the argument, what it must be and what came; of_sdpa: arguments that
     ``scaled_dot_product_attention`` has, and this has not. Gradients have no gradients of their own, and there are no
@@ -161,7 +162,7 @@ def _looked_up(kind: tuple, q, k, v, asked: Asked) -> Ready:
             return Ready(lambda q, k, v, _: _with_more(q, k, v, asked, False), (), never)
         ready = _made_ready(kind, q, k, v, asked, False)
     elif ready is _launches.last and ready.is_like is not never:  # and was not known, so other modes are on
-        ready = ready._replace(is_like=like(q, k, v))
+        ready = ready._replace(is_like=_like(kind, q, k, v))
         _launches.keep(kind, ready)
     _launches.last = ready
     return ready
@@ -261,9 +262,15 @@ def computed(q, k, v, asked: Asked, return_lse: bool):
 def _made_ready(kind: tuple, q, k, v, asked: Asked, return_lse: bool) -> Ready:
     *_, with_graph, repeats = kind
     launch = _with_graph(q, k, v, asked) if with_graph else _without_graph(q, k, v, asked, return_lse)
-    ready = Ready(launch, (*asked[:3], repeats), like(q, k, v))
+    ready = Ready(launch, (*asked[:3], repeats), _like(kind, q, k, v))
     _launches.keep(kind, ready)
     return ready
+
+
+def _like(kind: tuple, q, k, v) -> Callable[..., bool]:
+    """``like``, which does not see whether gradients are on: without a graph it must not know what requires them."""
+    *_, with_graph, _ = kind
+    return like(q, k, v) if with_graph or not (q.requires_grad or k.requires_grad or v.requires_grad) else never
 
 
 def _without_graph(q, k, v, asked: Asked, return_lse: bool) -> Launch:
@@ -579,6 +586,9 @@ def _backward_of_more(problem: Problem, target: str, repeats: bool) -> Step | No
     kernel. For a window on sm_90 that names one of Hopper's steps. What a soft cap and packed sequences cost these no
     record of others tells: only records with them count, and where there are none, cuTile's steps take them. What these
     refuse, Hopper's take all the same.
+
+    ``beats_sdpa`` is not asked: what computes these without a step is ``tutorial_lib.blockwise``, not SDPA, which would
+    read a mask of all scores for a window. No record times ``blockwise``.
     """
     needed, known = UNTIMED.intersection(problem.features), _recorded("backward")
     telling = [run for run in known if needed.issubset(run.the_problem().features)]

@@ -239,6 +239,20 @@ def test_gradients_are_seen_where_the_last_call_wanted_none(uses):
     assert steps.attention(*given).requires_grad
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_a_kernels_call_without_gradients_is_not_taken_for_one_with_them(before, uses):
+    """Of tensors that require them: PyTorch's guard does not ask whether gradients are on."""
+    uses("static_scheduler")
+    given = inputs()
+    if before:
+        steps.attention(*given)
+    leaves = [x.clone().requires_grad_() for x in given]
+    with torch.no_grad():
+        for _ in range(2):
+            assert not steps.attention(*leaves).requires_grad
+    assert steps.attention(*leaves).requires_grad
+
+
 def test_the_best_recorded_step_is_chosen_and_else_pytorchs():
     shape = problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128)
     assert front.chosen(shape, "sm_90").name == steps.best(shape, "sm_90").step.name
