@@ -58,7 +58,7 @@ def forward(
 
     q ``[B, Hq, Sq, D]``, k ``[B, Hkv, Skv, D]``, v ``[B, Hkv, Skv, Dv]``, of a 16-bit type; sinks ``[Hq]`` of any float
     type, which the log-sum-exp then holds, too. pairs: (queries, keys) of packed sequences, which lie behind each other
-    in a batch of one. Every query must see a key. One that sees no finite score gets NaN, or 0 where it has a sink.
+    in a batch of one. Every query must see a key. One whose scores are all minus infinity gets 0, as from SDPA.
     """
     import torch
 
@@ -70,7 +70,7 @@ def forward(
             sums = torch.logsumexp(scores, dim=-1)
             if sinks is not None:
                 sums = torch.logaddexp(sums, _by_groups(sinks.float()[None, tile.queries[1], None], k[tile.keys]))
-            weights = scores.sub_(sums.unsqueeze(-1)).exp_()
+            weights = scores.sub_(_finite(sums).unsqueeze(-1)).exp_()
             made = _product(weights.flatten(2, 3), v[tile.keys])
             o[tile.queries] = made.view(*sums.shape, -1).flatten(1, 2)
             lse[tile.queries] = sums.flatten(1, 2)
@@ -101,6 +101,7 @@ def gradients(
         delta = row_sums(o, do)
         if dlse is not None:
             delta -= dlse
+        lse = _finite(lse)
         for queries, keys, offset in _tiles(q, k, scoring, pairs):
             scores, bent = _scores(q, k, scoring, Tile(queries, keys, offset))
             rows = _by_groups(q[queries], k[keys]).flatten(2, 3)
@@ -180,6 +181,13 @@ def _scores(q, k, scoring: Scoring, tile: Tile):
         for hidden in (() if left is None else (j < i - left,)) + (() if right is None else (j > i + right,)):
             scores.masked_fill_(hidden, float("-inf"))
     return scores, bent
+
+
+def _finite(lse):
+    """lse without minus infinity, which taken off scores that are as low would give NaN, and not weights of 0."""
+    import torch
+
+    return lse.clamp_min(torch.finfo(torch.float32).min)
 
 
 def _unit(slopes):
