@@ -5,9 +5,10 @@ scores, and its weight is dropped: what a query gives to the sink it gives to no
 scores. It is not scaled itself, and a soft cap does not touch it.
 
 Online softmax makes this cheap. It keeps the largest score so far, and the sum of weights so far. The sink is a score
-that was seen before the first key: the maximum begins with it in place of the least float32, and the sum with its
-weight in place of 0. So the loop stays as it was. The log-sum-exp holds the sink without a line for it. A query whose
-scores are all minus infinity gets 0, because the weight of the sink is left in the sum.
+that was seen before the first key: the maximum begins with it in place of the least float32, and its weight is in the
+sum before the loop. On Hopper it is added to the sum of the first tile, which is computed before the loop; in cuTile
+the sum begins with it. The log-sum-exp holds the sink without a line for it. A query whose scores are all minus
+infinity gets 0, because the weight of the sink is left in the sum.
 
 The backward pass needs no kernel of its own either. With this log-sum-exp the weights exp(s - lse) are right, and so is
 dS = P (dP - delta). The gradient of a sink is minus the sum of exp(sink - lse) * delta over all rows of its head
@@ -65,7 +66,7 @@ STEP = WARPGROUP_PER_QUERY_HEAD.evolve(
     name="attention_sinks",
     previous=step907_hopper_soft_cap.STEP,
     title="Attention sinks",
-    change="The running maximum begins with the sink of the head, and the sum with the sink's weight.",
+    change="The running maximum begins with the sink of the head; the first tile's sum gets the sink's weight.",
     default_problem=GPT_OSS,
     takes=("window", "softcap", "lengths", "sinks"),
 )
