@@ -38,6 +38,7 @@ TORCH_DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
     "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
     "int8": torch.int8,
     "int16": torch.int16,
     "int32": torch.int32,
@@ -263,7 +264,13 @@ def _where(condition, x, y, /) -> Tile:
 
 def _mma(x, y, /, acc, *, use_fast_acc=False) -> Tile:
     x, y, acc = x.tensor, y.tensor, acc.tensor
-    if x.itemsize == 1 and x.dtype.is_floating_point and x.ndim == 2:  # float32 adds a product to acc, or they do
+    if _in_fp8(x) or _in_fp8(y):
+        if x.dtype != y.dtype:
+            raise ct.TileTypeError(f"x and y must have the same dtype, got {x.dtype} and {y.dtype}")
+        if acc.dtype != torch.float32:
+            raise UnsupportedOperation(f"the CPU interpreter adds fp8 products in float32 only, not in {acc.dtype}")
+        x, y = (tile.expand(*acc.shape[:-2], *tile.shape[-2:]) for tile in (x, y))
+        # float32 adds a product to acc, or the tensor cores do.
         return Tile(tensor_cores.product(x, y, acc) if use_fast_acc else acc + tensor_cores.product(x, y))
     if x.dtype.is_floating_point and acc.dtype == torch.float32:
         # A product of two 16-bit numbers is exact in float32, so only the sums round, as on the tensor cores.
@@ -272,7 +279,14 @@ def _mma(x, y, /, acc, *, use_fast_acc=False) -> Tile:
 
 
 def _matmul(x, y, /) -> Tile:
-    return Tile(x.tensor @ y.tensor)
+    x, y = x.tensor, y.tensor
+    if _in_fp8(x) or _in_fp8(y):  # cuTile 1.7 adds these in float16
+        raise UnsupportedOperation("the CPU interpreter has no ct.matmul in fp8: take ct.mma with a float32 tile")
+    return Tile(x @ y)
+
+
+def _in_fp8(x: torch.Tensor) -> bool:
+    return x.itemsize == 1 and x.dtype.is_floating_point
 
 
 # --- Reductions ------------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ import cuda.tile as ct
 import pytest
 import torch
 
-from tutorial_lib import interpreter
-from tutorial_lib.interpreter import UnsupportedOperation
+from tutorial_lib import interpreter, tensor_cores
+from tutorial_lib.interpreter import Tile, UnsupportedOperation
 
 
 def run(function, *args, grid=(1,)):
@@ -107,6 +107,40 @@ def test_mma_accumulates_in_float32():
         result = ct.mma(x, y, ct.zeros((1, 1), ct.float32))
         assert result.dtype == ct.float32
         assert float(result) == 4096 + 4  # float16 sums would have stalled at 2048
+
+    run(kernel)
+
+
+@pytest.mark.parametrize("dtype", [ct.float8_e4m3fn, ct.float8_e5m2], ids=str)
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["one", "several"])
+def test_products_in_fp8_are_those_of_the_tensor_cores(dtype, batch):
+    """Of several tiles at once as of each alone, and not the exact ones."""
+    its = getattr(torch, dtype.name)
+    x, y = torch.randn(*batch, 4, 640).to(its), torch.randn(640, 8).to(its)
+    acc = torch.randn(*batch, 4, 8) * 100
+    whole = acc + x.float() @ y.float()
+
+    def kernel():
+        tiles = Tile(x), Tile(y), Tile(acc)
+        for fast, sums in ((False, torch.zeros_like(acc)), (True, acc)):
+            found = ct.mma(*tiles, use_fast_acc=fast).tensor
+            each = zip(x.view(-1, 4, 640), sums.view(-1, 4, 8))
+            made = torch.stack([tensor_cores.product(one, y, its_sum) for one, its_sum in each]).view(acc.shape)
+            assert torch.equal(found, made if fast else acc + made) and not torch.equal(found, whole)
+            assert (found - whole).abs().max() < 1
+
+    run(kernel)
+
+
+def test_what_is_not_known_of_fp8_is_refused():
+    def kernel():
+        x, y = ct.ones((4, 32), ct.float8_e4m3fn), ct.ones((32, 4), ct.float8_e4m3fn)
+        with pytest.raises(UnsupportedOperation, match="adds fp8 products in float32 only"):
+            ct.mma(x, y, ct.zeros((4, 4), ct.float16))
+        with pytest.raises(UnsupportedOperation, match="has no ct"):
+            x @ y
+        with pytest.raises(ct.TileTypeError, match="the same dtype"):
+            ct.mma(x, ct.astype(y, ct.float8_e5m2), ct.zeros((4, 4), ct.float32))
 
     run(kernel)
 
