@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tutorial_lib import accuracy, paging, quantize, reference, tensor_cores
@@ -449,13 +449,15 @@ class Paged(Pass):
 class Fp8Errors:
     """Largest errors of ``reference.fp8_attention`` with PV products added up in float32, and in the tensor cores.
 
-    The second is of the queries ``rows``. added: what the tensor cores change there, ``[B, Hq, rows, D]``.
+    The second is of the queries ``rows``. added: what the tensor cores change there, ``[B, Hq, rows, D]``. others:
+    these errors with other offsets of the weights, as far as somebody asked for them.
     """
 
     in_float32: float
     in_tensor_cores: float
     rows: torch.Tensor
     added: torch.Tensor
+    others: dict[int, Fp8Errors] = field(default_factory=dict)
 
 
 ROWS = 128  # queries of a head, at most, for which the tensor cores' sums are computed one product at a time
@@ -468,8 +470,10 @@ class Quantized(Forward):
     With ``kv_dtype`` q has 16 bits and no scale, o has its dtype, and sums are in float32.
 
     The reference is of the quantised inputs: what quantising loses is not a kernel's. A kernel may have twice the error
-    of ``reference.fp8_attention``, which rounds the weights as hardware does, and adds as the kernel adds. The tensor
-    cores add up the QK product, and where the step ``sums_in_tensor_cores`` the PV product, too.
+    of ``reference.fp8_attention``, which rounds the weights with the step's own ``offset_of_weights``, and adds as the
+    kernel adds. The tensor cores add up the QK product, and where the step ``sums_in_tensor_cores`` the PV product,
+    too. A sum in float32 is no measure there: the hardware loses more than twice its error in a long row, and each such
+    step would be wrong for a choice that it says it made. What the choice costs is told as an error of its own.
 
     In long rows the tensor cores lose much, and twice of that would hide a tile that is forgotten. But what they lose
     is known, and is mostly of one sign. So the output less that loss is also compared, for some queries of each head.
@@ -531,11 +535,11 @@ class Quantized(Forward):
         exact = quantize.dequantized(inputs[:3], inputs[3:], torch.float64)
         return (reference.attention_float64(*exact, problem.causal, problem.scale),)
 
-    def yardstick(self, problem, inputs, exact):
-        """``Fp8Errors`` of the output."""
+    def yardstick(self, problem, inputs, exact, offset=0):
+        """``Fp8Errors`` of the output, of weights of which the largest is 2^offset."""
         import torch
 
-        asked = *inputs[:3], inputs[3:], problem.causal, problem.scale
+        asked = *inputs[:3], inputs[3:], problem.causal, problem.scale, offset
         rows = torch.linspace(0, problem.seq_len_q - 1, min(ROWS, problem.seq_len_q), device=inputs[0].device).long()
         lossy = problem.fp8 and tensor_cores.lossy_on(inputs[0].device)  # products of 16 bits are not
         in_tensor_cores = tensor_cores.product if lossy else reference.in_float32
@@ -547,6 +551,15 @@ class Quantized(Forward):
         errors = [max(everywhere, accuracy.max_error(its, exact[0][:, :, rows])) for its in found]
         return (Fp8Errors(*errors, rows, found[1] - found[0]),)
 
+    def allowed_to(self, step, problem: Problem, inputs: Tensors, exact: Tensors, allowed: tuple) -> Fp8Errors:
+        """``yardstick`` with the step's offset, of which ``allowed``, the yardstick without, remembers each."""
+        [own], offset = allowed, step.offset_of_weights
+        if not offset:
+            return own
+        if offset not in own.others:
+            [own.others[offset]] = self.yardstick(problem, inputs, exact, offset)
+        return own.others[offset]
+
     def check(self, step, problem, inputs, exact, allowed, outputs=None):
         import torch
 
@@ -556,7 +569,8 @@ class Quantized(Forward):
             exact = self.reference(problem, inputs)
             allowed = self.yardstick(problem, inputs, exact)
         self.call(step, problem, inputs, outputs)
-        [out], [right], [own] = outputs, exact, allowed
+        [out], [right] = outputs, exact
+        own = self.allowed_to(step, problem, inputs, exact, allowed)
         if step.writes:
             more = accuracy.rounding_step(right, getattr(torch, step.writes)) / 4  # of which twice is allowed
             own = replace(own, in_float32=own.in_float32 + more, in_tensor_cores=own.in_tensor_cores + more)
@@ -571,6 +585,8 @@ class Quantized(Forward):
 
     def errors_by_cause(self, problem, seed, exact, allowed, step=None):
         [right], [own] = exact, allowed
+        if step is not None:
+            own = self.allowed_to(step, problem, self.inputs(problem, seed, right.device), exact, allowed)
         whole = self.whole_inputs(problem, seed, right.device)
         of_inputs = accuracy.max_error(reference.attention_float64(*whole, problem.causal, problem.scale), right)
         of_sums = own.added.abs().max().item() if step is None or step.sums_in_tensor_cores(problem) else 0.0

@@ -44,6 +44,11 @@ class QuantizedStep(Step):
         """Whether the tensor cores add up the PV product of all keys (``tutorial_lib.tensor_cores``)."""
         return False
 
+    @property
+    def offset_of_weights(self) -> int:
+        """In base 2: the largest weight of a row is 2^offset when it is rounded."""
+        return 0
+
     def attention(
         self,
         q: torch.Tensor,

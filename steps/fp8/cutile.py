@@ -34,6 +34,10 @@ class Fp8CuTileStep(QuantizedStep, CuTileStep):
     elsewhere: ClassVar[str] = ELSEWHERE
     head_dims: ClassVar[tuple[int, ...]] = (64, 128, 256)  # tileiras 13.5 spills 376 bytes in tiles of 32 columns
 
+    @property
+    def offset_of_weights(self) -> int:
+        return getattr(self.softmax, "offset", 0)
+
     def sums_in_tensor_cores(self, problem: Problem) -> bool:
         return self.for_problem(problem).fast_acc
 

@@ -23,6 +23,10 @@ class QuantizedDecodeStep(QuantizedStep, DecodeStep):
     architectures: ClassVar[tuple[str, ...]] = cutile.ARCHITECTURES
     elsewhere: ClassVar[str] = cutile.ELSEWHERE
 
+    @property
+    def offset_of_weights(self) -> int:
+        return getattr(self.softmax, "offset", 0)
+
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if problem.fp8:
             return f"takes queries in 16 bits, and keys and values in {FP8}"

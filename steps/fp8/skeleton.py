@@ -61,6 +61,10 @@ class Fp8Step(QuantizedStep, FusedStep):
             return f"head_dim must be at most {WIDEST_16_BITS}, as V in 16 bits takes room, got {problem.head_dim}"
         return super().unsupported(problem, target)
 
+    @property
+    def offset_of_weights(self) -> int:
+        return self.offset
+
     def sums_in_tensor_cores(self, problem: Problem) -> bool:
         its = self.for_problem(problem)
         return its.values.transposed and its.product_sums == IN_TENSOR_CORES

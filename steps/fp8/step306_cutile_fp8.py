@@ -38,6 +38,9 @@ def softmax_with_offset(scores, row_max, scale):
     return weights, correction, new_max
 
 
+softmax_with_offset.offset = OFFSET
+
+
 STEP = Fp8CuTileStep(
     number=306,
     name="cutile_fp8",

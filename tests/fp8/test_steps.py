@@ -66,13 +66,18 @@ def test_the_error_is_that_of_weights_rounded_as_the_step_says(step):
     """Of long rows of small weights, on which an offset tells."""
     shape = problem(batch=1, heads=1, seq_len_q=64, seq_len_kv=2048, causal=False)
     its = asked("fp8", shape)
-    offset = getattr(step, "offset", OFFSET)  # cuTile's is its softmax's
     of_values = tensor_cores.product if step.sums_in_tensor_cores(shape) else reference.in_float32
-    how = its.inputs[3:], False, None, offset, (tensor_cores.product, of_values)
+    how = its.inputs[3:], False, None, step.offset_of_weights, (tensor_cores.product, of_values)
     own = reference.fp8_attention(*its.inputs[:3], *how)
     [out] = its.kind.call(step, shape, its.inputs)
     found = compare(out, its.exact[0], accuracy.max_error(own, its.exact[0]))
     assert found.correct, found.explain()
+
+
+def test_steps_say_which_offset_they_round_with():
+    without = {"fp8_dequantized", "qk_fp8", "pv_fp8", "permuted_keys"}
+    for step in (*ALL, *INSIDE):
+        assert step.offset_of_weights == (0 if step.name in without else OFFSET)
 
 
 def test_the_offset_keeps_many_small_weights():

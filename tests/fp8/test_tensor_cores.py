@@ -49,18 +49,28 @@ class Summed(TorchQuantized):
     """Attention in fp8 by ``made``."""
 
     in_tensor_cores: bool = True
+    offset_of_weights: int = 8
 
     def sums_in_tensor_cores(self, problem):
         return self.in_tensor_cores
 
 
-def made(broken=lambda weights, v: (weights, v), scale_of_value=None, adds=product, in_tensor_cores=True):
-    """A step that says where its sums are; broken: what becomes of the weights and of V before they are multiplied."""
+def made(
+    broken=lambda weights, v: (weights, v),
+    scale_of_value=None,
+    adds=product,
+    in_tensor_cores=True,
+    rounds=8,
+    offset_of_weights=8,
+):
+    """A step that says where its sums are, and its offset; broken: what becomes of the weights and of V before they are
+    multiplied; rounds: the offset that it has.
+    """
 
     def attention(q, k, v, causal, scale, scales, dtype):
         scales = *scales[:2], scales[2] if scale_of_value is None else scale_of_value
         return reference.fp8_attention(
-            q, k, v, scales, causal, scale, 8, (product, lambda weights, v: adds(*broken(weights, v)))
+            q, k, v, scales, causal, scale, rounds, (product, lambda weights, v: adds(*broken(weights, v)))
         ).to(dtype)
 
     return Summed(
@@ -71,6 +81,7 @@ def made(broken=lambda weights, v: (weights, v), scale_of_value=None, adds=produ
         default_problem=LONG,
         function=attention,
         in_tensor_cores=in_tensor_cores,
+        offset_of_weights=offset_of_weights,
     )
 
 
@@ -106,6 +117,24 @@ def test_of_a_long_row_the_tensor_cores_lose_more_than_rounding_does_and_that_is
     assert alone == (of_inputs, of_weights, 0.0) and "sums" not in passes.QUANTIZED.told_by_cause(alone)
     assert not passes.QUANTIZED.check(made(in_tensor_cores=False), LONG, inputs, exact, allowed).correct
     assert passes.QUANTIZED.check(made(adds=reference.in_float32), LONG, inputs, exact, allowed).correct
+
+
+def test_the_measure_rounds_weights_with_the_step_s_own_offset(monkeypatch):
+    """A step that says 2^8 and rounds without it is wrong where most weights are small, and is right if it says so."""
+    shape = replace(LONG, seq_len_q=16, scale=2 * LONG.effective_scale)
+    inputs = passes.QUANTIZED.inputs(shape, 5)
+    exact = passes.QUANTIZED.reference(shape, inputs)
+    allowed = passes.QUANTIZED.yardstick(shape, inputs, exact)
+
+    def correct(**offsets):
+        step = made(adds=reference.in_float32, in_tensor_cores=False, **offsets)
+        return passes.QUANTIZED.check(step, shape, inputs, exact, allowed).correct
+
+    assert correct() and not correct(rounds=0) and correct(rounds=0, offset_of_weights=0)
+    of_8, of_0 = (made(offset_of_weights=offset) for offset in (8, 0))
+    monkeypatch.setattr(passes.Quantized, "yardstick", None)  # nothing is computed twice
+    less, more = (passes.QUANTIZED.errors_by_cause(shape, 5, exact, allowed, step)[1] for step in (of_8, of_0))
+    assert 2 * less < more
 
 
 def test_no_losses_are_allowed_to_a_gpu_that_has_none(asked, monkeypatch):
