@@ -430,13 +430,16 @@ class Lesson:
                 asked.append(taken[0])
             else:
                 left_out.append(f"Left out: {p.describe()} ({self.step.unsupported(p, target)}).")
-        rows = [[p.describe(), *_accuracy(self.step, p, self.on_gpu)] for p in dict.fromkeys(asked)]
+        kind, rows = pass_of(self.step), []
+        causes = max((kind.causes(p) for p in asked), key=len, default=())
+        for p in dict.fromkeys(asked):
+            empty = ("" for _ in causes[len(kind.causes(p)) :])
+            rows.append([p.describe(), *_accuracy(self.step, p, self.on_gpu), *empty])
         by = {"torch": "by PyTorch", "cutile": "in the interpreter"}.get(self.step.backend, "on the simulator")
-        kind = pass_of(self.step)
         where, whose = "on this GPU" if self.on_gpu else f"{by}, on the CPU", kind.measure
         return Page(
             f"Run {where}; correct means an error of at most twice {whose} plus one rounding step:",
-            table(["problem", "largest error", whose, "correct", *kind.causes], rows),
+            table(["problem", "largest error", whose, "correct", *causes], rows),
             " ".join(left_out),
         )
 
@@ -782,7 +785,7 @@ def _accuracy(step: Step, problem: Problem, on_gpu: bool) -> list[str]:
     device, kind = "cuda" if on_gpu else "cpu", pass_of(step)
     target = describe_machine(device)["arch"] or "cpu"
     if reason := step.unsupported(problem, target):
-        return [f"not for this step: {reason}", "", "", *("" for _ in kind.causes)]
+        return [f"not for this step: {reason}", "", "", *("" for _ in kind.causes(problem))]
     if on_gpu:
         compile_quietly(step, problem, target)
     with gpu_turn(device):

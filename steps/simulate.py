@@ -254,9 +254,9 @@ def simulate(
         schedules = "one schedule" if len(seeds) == 1 else f"{len(seeds)} schedules"
         whose, found, theirs = examination.kind.measure, accuracy.max_error, accuracy.reference_error
         console.print(f"Correct: an error of {found:.0e}, {whose} is {theirs:.0e}.")
-        if examination.kind.causes:
+        if examination.kind.causes(problem):
             errors = examination.kind.errors_by_cause(problem, inputs, examination.exact, examination.allowed, step)
-            console.print(examination.kind.told_by_cause(errors), soft_wrap=True)
+            console.print(examination.kind.told_by_cause(problem, errors), soft_wrap=True)
         console.print(f"No race, no missing fence, no deadlock under {schedules}, in {took:.1f} s.")
         console.print(_busy(first), soft_wrap=True)
         if first.counts:

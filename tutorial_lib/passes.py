@@ -24,6 +24,7 @@ Tensors = tuple["torch.Tensor", ...]
 
 FEW_OPERATIONS = 200  # a byte: an H100's tensor cores reach about so many in the time that its memory moves one
 MANY_KEYS = 16  # a query
+OF_INPUTS, OF_WEIGHTS = "quantized inputs", "rounded weights"  # what errors in fp8 come from
 
 
 class Pass(ABC):
@@ -35,7 +36,6 @@ class Pass(ABC):
     measure = "SDPA's"  # whose error ``yardstick`` gives
     measure_in_tables = "SDPA's"
     baseline_in_tables = "SDPA"
-    causes: tuple[str, ...] = ()  # of errors, which are told apart
     explained = ""  # what ``measure_in_tables`` stands for, where that is another's error
     products: int  # matrix products that the formulas take, each of 2 operations a query-key pair and head dimension
 
@@ -67,6 +67,10 @@ class Pass(ABC):
     def yardstick(self, problem: Problem, inputs: Tensors, exact: Tensors) -> tuple[float, ...]:
         """For each output what ``check`` allows twice: the largest error of PyTorch's own attention in this dtype."""
 
+    def causes(self, problem: Problem) -> tuple[str, ...]:
+        """Of errors, which are told apart."""
+        return ()
+
     def errors_by_cause(
         self, problem: Problem, seed: int, exact: Tensors, allowed: tuple, step=None
     ) -> tuple[float, ...]:
@@ -76,9 +80,11 @@ class Pass(ABC):
         """
         return ()
 
-    def told_by_cause(self, errors: Sequence[float]) -> str:
+    def told_by_cause(self, problem: Problem, errors: Sequence[float]) -> str:
         """``errors_by_cause`` in a sentence, for those who tell no more than one error of a step."""
-        return ""
+        causes = zip(self.causes(problem), errors, strict=True)
+        found = ", ".join(f"{cause} {error:.0e}" for cause, error in causes if error)
+        return f"Largest errors by cause: {found}. Those of {OF_INPUTS} are in the reference, too."
 
     def operations(self, problem: Problem) -> float:
         """Floating-point operations of the matrix products, by which TFLOPS are counted."""
@@ -385,14 +391,23 @@ class Paged(Pass):
 
     def inputs(self, problem, seed, device="cpu"):
         """q is standard normal; pages are those of ``paging.make_pages``."""
+        whole = self.whole_inputs(problem, seed, device)
+        return whole if problem.kv_dtype is None else self.quantized(problem, whole)
+
+    @staticmethod
+    def whole_inputs(problem: Problem, seed: int, device: str = "cpu") -> Tensors:
+        """Those before pages are quantised."""
         import torch
 
         generator = torch.Generator(device=device).manual_seed(seed)
         shape = (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim)
         q = torch.empty(shape, dtype=getattr(torch, problem.dtype), device=device).normal_(generator=generator)
-        k_pages, v_pages, *places = paging.make_pages(problem, generator)
-        if problem.kv_dtype is None:
-            return q, k_pages, v_pages, *places
+        return q, *paging.make_pages(problem, generator)
+
+    @staticmethod
+    def quantized(problem: Problem, whole: Tensors) -> Tensors:
+        """Inputs of ``whole_inputs``."""
+        q, k_pages, v_pages, *places = whole
         made = (paging.quantized(pages, *places, problem.kv_dtype) for pages in (k_pages, v_pages))
         (k_pages, k_scale), (v_pages, v_scale) = made
         return q, k_pages, v_pages, *places, k_scale, v_scale
@@ -418,6 +433,25 @@ class Paged(Pass):
         asked = (problem.causal, problem.scale)
         return (max(accuracy.max_error(reference.sdpa_of_last(*one, *asked), its) for one, its in pairs),)
 
+    def causes(self, problem):
+        return (OF_INPUTS, OF_WEIGHTS) if problem.kv_dtype else ()
+
+    def errors_by_cause(self, problem, seed, exact, allowed, step=None):
+        """As ``Quantized``'s, whose kernels compute the same: weights are rounded to 16 bits, and sums in float32."""
+        if not problem.kv_dtype:
+            return ()
+        [right] = exact
+        whole = self.whole_inputs(problem, seed, right.device)
+        of_inputs = accuracy.max_error(*self.reference(problem, whole), right)
+        *inputs, k_scale, v_scale = self.quantized(problem, whole)
+        of_weights = 0.0
+        for b, (q, k, v) in enumerate(paging.sequences(tuple(inputs))):  # in 16 bits, as all numbers of fp8 are there
+            scales = k_scale[b : b + 1], v_scale[b : b + 1]
+            first = k.shape[2] - q.shape[2]
+            found = reference.fp8_attention(q, k, v, scales, problem.causal, problem.scale, first=first)
+            of_weights = max(of_weights, accuracy.max_error(found, right[b : b + 1]))
+        return of_inputs, of_weights
+
     def least_bytes(self, problem):
         """q, the keys and values of every sequence up to its end, their places in the table, and the output."""
         return self._bytes(problem, sum(problem.lengths_in_pages))
@@ -435,13 +469,19 @@ class Paged(Pass):
     def needed_bytes(self, problem, check):
         """Inputs, two outputs, for the reference a sequence's K and V, gathered, and scores of one kv head.
 
-        Those in fp8 are made of pages in 16 bits, by way of float32.
+        Those in fp8 are made of pages in 16 bits, by way of float32, and once more for errors by cause, with the output
+        of those in 16 bits.
         """
         elements = problem.batch * problem.heads * problem.seq_len_q * problem.head_dim
         gathered = 2 * problem.kv_heads * problem.seq_len_kv * problem.head_dim * (BYTES_PER_ELEMENT + 8)
         scores = 8 * 3 * problem.group_size * problem.seq_len_q * problem.seq_len_kv
         checking = 8 * elements + gathered + scores if check else 0
-        made = (2 + 2 * 4) * self.tensor_bytes(problem) if problem.kv_dtype else 0
+        made = 0
+        if problem.kv_dtype:
+            made = (2 + 2 * 4) * self.tensor_bytes(problem)
+            if check:
+                checking += 8 * elements + 3 * self.tensor_bytes(problem)
+                made += 8 * elements + self.tensor_bytes(problem)
         return self.tensor_bytes(problem) + BYTES_PER_ELEMENT * elements + max(checking, made)
 
 
@@ -489,7 +529,6 @@ class Quantized(Forward):
     baseline = "fp8_dequantized"
     measure = "that of rounding and adding in fp8"
     measure_in_tables = "fp8's"
-    causes = "quantized inputs", "rounded weights", "sums in tensor cores"
     baseline_in_tables = "step 300"  # which converts to 16 bits before it calls SDPA
     explained = (
         "fp8's error is that of attention in float32 with weights rounded to e4m3, and with sums as the step has them: "
@@ -583,6 +622,9 @@ class Quantized(Forward):
         near = accuracy.compare(out[:, :, own.rows], known, less)
         return found if near.correct or strict.correct else near
 
+    def causes(self, problem):
+        return OF_INPUTS, OF_WEIGHTS, "sums in tensor cores"
+
     def errors_by_cause(self, problem, seed, exact, allowed, step=None):
         [right], [own] = exact, allowed
         if step is not None:
@@ -591,10 +633,6 @@ class Quantized(Forward):
         of_inputs = accuracy.max_error(reference.attention_float64(*whole, problem.causal, problem.scale), right)
         of_sums = own.added.abs().max().item() if step is None or step.sums_in_tensor_cores(problem) else 0.0
         return of_inputs, own.in_float32, of_sums
-
-    def told_by_cause(self, errors):
-        found = ", ".join(f"{cause} {error:.0e}" for cause, error in zip(self.causes, errors, strict=True) if error)
-        return f"Largest errors by cause: {found}. Those of quantized inputs are in the reference, too."
 
     @staticmethod
     def _bytes(problem: Problem, keys: int) -> int:

@@ -191,13 +191,14 @@ def fp8_attention(
     offset: int = 0,
     multiply: tuple[Callable, Callable] = (in_float32, in_float32),
     rows: torch.Tensor | None = None,
+    first: int = 0,
 ) -> torch.Tensor:
     """Attention of inputs in fp8 as hardware has it, in float32 ``[B, Hq, Sq, D]``: what is lost in fp8, and no more.
 
     The weights are rounded for the PV product, to e4m3 or, where q has 16 bits, to its dtype; their sums are not. The
     largest weight of a row is 2^offset. scales: of q, k and v, or of k and v where q has 16 bits, ``[B, Hkv]`` each.
     multiply: how the QK and the PV product are added up, of several heads at once. rows: compute these queries only,
-    int64.
+    int64. first: the key that the first query is at, where a causal mask hides keys behind a query.
     """
     import torch
 
@@ -214,7 +215,7 @@ def fp8_attention(
         for its in rows.split(at_once):
             scores = multiply[0](q[b, each[:, None], its], k[b, kv_heads].mT) * (used * of_query * of_key)
             if causal:
-                scores.masked_fill_(keys > its[:, None], float("-inf"))
+                scores.masked_fill_(keys > its[:, None] + first, float("-inf"))
             weights = torch.exp(scores - scores.amax(-1, keepdim=True)) * 2.0**offset
             total = multiply[1](weights.to(rounded), v[b, kv_heads])
             made.append(total * (of_value / weights.sum(-1, keepdim=True)))

@@ -110,7 +110,8 @@ class Bench:
     def told_by_cause(self) -> str:
         """What errors come from, in a sentence (``Pass.told_by_cause``)."""
         with self.turn():
-            return self.kind.told_by_cause(self.kind.errors_by_cause(self.problem, self.seed, self.exact, self.allowed))
+            errors = self.kind.errors_by_cause(self.problem, self.seed, self.exact, self.allowed)
+            return self.kind.told_by_cause(self.problem, errors)
 
     def repeat(self, step: Step) -> float:
         """The largest difference between ``REPETITIONS`` calls on the same inputs."""

@@ -143,7 +143,7 @@ def measure(
             else:
                 arch = describe_machine(settings.device)["arch"] or DEFAULT_ARCH
                 notes += _qualify_all(workers, problem, contenders, arch, settings, progress)
-                if kind.causes and any(c.accuracy for c in contenders):
+                if kind.causes(problem) and any(c.accuracy for c in contenders):
                     notes += _by_cause(workers[0], settings)
                 if on_gpu:
                     [worker] = workers

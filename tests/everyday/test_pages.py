@@ -108,6 +108,24 @@ def test_operations_and_bytes_are_those_of_the_sequences_there_are():
 # --- the steps ---
 
 
+@pytest.mark.parametrize("shape", [in_pages(kv_dtype=FP8), in_pages(kv_dtype=FP8, seq_len_q=5, dtype="bfloat16")])
+def test_what_the_format_costs_and_what_is_added_are_told_apart(shape):
+    """Pages as they were before they were quantised, and the weights, rounded to 16 bits."""
+    seed = secrets.randbits(32)
+    inputs = passes.PAGED.inputs(shape, seed)
+    (exact,) = passes.PAGED.reference(shape, inputs)
+    before = dataclasses.replace(shape, kv_dtype=None)
+    (whole,) = passes.PAGED.reference(before, passes.PAGED.inputs(before, seed))
+    errors = of_inputs, of_weights = passes.PAGED.errors_by_cause(shape, seed, (exact,), (0.0,))
+    assert of_inputs == (whole - exact).abs().max().item() > 10 * of_weights > 0
+    out = get_step("paged").paged_attention(*inputs[:5], causal=True, k_scale=inputs[5], v_scale=inputs[6])
+    rounded = torch.finfo(out.dtype).eps * exact.abs().max().item()
+    assert (out - exact).abs().max().item() < 2 * of_weights + rounded
+    told = passes.PAGED.told_by_cause(shape, errors)
+    assert f"quantized inputs {of_inputs:.0e}, rounded weights {of_weights:.0e}." in told
+    assert passes.PAGED.causes(before) == passes.PAGED.errors_by_cause(before, seed, (whole,), (0.0,)) == ()
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", PAGED, ids=lambda s: s.name)
 def test_a_step_is_right(step, shape):

@@ -111,10 +111,10 @@ def test_of_a_long_row_the_tensor_cores_lose_more_than_rounding_does_and_that_is
     assert of_sums > 2 * of_weights > 0
     whole = reference.attention_float64(*passes.FORWARD.inputs(replace(LONG, dtype="bfloat16"), 5), False)
     assert of_inputs == (whole - exact[0]).abs().max().item() > 0
-    told = passes.QUANTIZED.told_by_cause(errors)
+    told = passes.QUANTIZED.told_by_cause(LONG, errors)
     assert f"quantized inputs {of_inputs:.0e}, rounded weights {of_weights:.0e}, sums in tensor cores" in told
     alone = passes.QUANTIZED.errors_by_cause(LONG, 5, exact, allowed, made(in_tensor_cores=False))
-    assert alone == (of_inputs, of_weights, 0.0) and "sums" not in passes.QUANTIZED.told_by_cause(alone)
+    assert alone == (of_inputs, of_weights, 0.0) and "sums" not in passes.QUANTIZED.told_by_cause(LONG, alone)
     assert not passes.QUANTIZED.check(made(in_tensor_cores=False), LONG, inputs, exact, allowed).correct
     assert passes.QUANTIZED.check(made(adds=reference.in_float32), LONG, inputs, exact, allowed).correct
 

@@ -66,7 +66,9 @@ def events(monkeypatch):
         told.append("compared")
         return Accuracy(0.0, 0.0, 1.0)
 
-    kind = SimpleNamespace(causes=(), poisoned=lambda inputs: (), make_ready=lambda *_: told.append("made ready"))
+    kind = SimpleNamespace(
+        causes=lambda _: (), poisoned=lambda inputs: (), make_ready=lambda *_: told.append("made ready")
+    )
     kind.inputs = kind.reference = kind.yardstick = kind.errors_by_cause = lambda *_: ()
     kind.check = compared
     for module in (bench, lesson, sweep):
