@@ -248,6 +248,8 @@ def common(step: Step, problem: Problem, arch: str, lse: bool) -> dict:
         "sdpa": plain and not asked,
         "masked": problem.window and not (problem.softcap or problem.sinks),
         **of_features(problem, asked),
+        "offset": (offset := getattr(step, "offset_of_weights", 0)),
+        "most": 2**offset,
         "tag": Raw(step.name),
         "theirs": Raw("PyTorch" if problem.softcap or problem.page_size or asked else "SDPA"),
         "operations": Raw(f"{int(pass_of(step).operations(problem)):_}"),
