@@ -6,6 +6,7 @@ As in ``steps.lesson``, what a machine without a GPU cannot measure is shown as 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import statistics
 from collections import defaultdict
@@ -33,6 +34,7 @@ from tutorial_lib.results import Measurement, Run, Speedup, best_of, of_every_pa
 
 __all__ = ["machine"]  # every chapter begins with it
 
+SHORT = 1024  # tokens
 HELD_BACK = re.compile(r"The GPU said of (\S+) of the samples that it was held back (.+)\. NVML called its clock")
 
 
@@ -159,39 +161,95 @@ def _grids(gradients: bool) -> list:
 
 
 def beside(rival: str, grid: str) -> Page:
-    """Of each recorded problem of a grid how many times as fast the fastest step is as another, and their errors."""
+    """Of each recorded problem of a grid how many times as fast the fastest step is as another, and their errors.
+
+    For each head_dim what that is made of: how many times fewer cycles, and how much of the clock. The root of the mean
+    square is that of the cosine, which does not see a factor that all numbers have.
+    """
     found = [(run, run.by_speed()[0], run.measurement(rival)) for run in recorded_grid(grid) if run.by_speed()]
     found = [(run, best, other, run.speedup(best, other)) for run, best, other in found if other and other.tflops]
     if not found:
         return Page(f"No record of this grid holds {rival}.")
     mean = statistics.geometric_mean(ratio.median for *_, ratio in found)
-    of_width: dict[int, list[float]] = defaultdict(list)
-    for run, *_, ratio in found:
-        of_width[run.the_problem().head_dim].append(ratio.median)
-    means = ", ".join(f"{statistics.geometric_mean(of_width[n]):.2f} at head_dim {n}" for n in sorted(of_width))
+    of_width: dict[int, list[tuple[float, ...]]] = defaultdict(list)
+    for run, best, other, ratio in found:
+        of_width[run.the_problem().head_dim].append((ratio.median, *(run.split(best, other) or (math.nan, math.nan))))
+    means = []
+    for width, ratios in sorted(of_width.items()):
+        whole, cycles, clock = map(statistics.geometric_mean, zip(*ratios))
+        means.append(f"{whole:.2f} at head_dim {width} ({cycles:.2f} in cycles, {clock:.2f} in clock)")
     error = max(best.max_error / other.max_error for _, best, other, _ in found)
     square = max(((1 - best.cosine) / (1 - other.cosine)) ** 0.5 for _, best, other, _ in found)
     told = (
         f"Of {len(GRIDS[grid].problems)} problems {len(found)} have been recorded. On these the fastest step is "
-        f"{mean:.2f} times as fast as {rival} in the geometric mean: {means}. Its largest error is at most {error:.2f} "
-        f"times as large, and the root of the mean square at most {square:.3f} times. A cell names the step."
+        f"{mean:.2f} times as fast as {rival} in the geometric mean: {', '.join(means)}. Its largest error is at most "
+        f"{error:.2f} times as large, and the root of the mean square at most {square:.3f} times. A cell names the "
+        "step."
     )
     cells = [(run, f"{ratio.median:.2f}× {best.label.split()[0]}") for run, best, _, ratio in found]
     return Page(told, tables.by_problem(cells))
 
 
+def in_8_bits(machine: str) -> Page:
+    """Of a machine's records with a causal mask the fastest steps in fp16 and in fp8; and a short call's two times."""
+    half, full = (
+        {run.the_problem(): run for run in recorded_runs(RESULTS, kind) if run.machine["name"] == machine}
+        for kind in ("forward", "fp8")
+    )
+    rows, times = [], []
+    for shape, run in sorted(full.items(), key=lambda item: (item[0].head_dim, item[0].seq_len_q)):
+        if not shape.fp8 or not run.by_speed():
+            continue
+        best, cutile, other = (
+            run.by_speed()[0],
+            run.measurement("cutile_fp8"),
+            half.get(dataclasses.replace(shape, dtype="float16")),
+        )
+        if shape.seq_len_q == SHORT and best.host_us:
+            times.append((1000 * best.latency_ms.median, best.host_us))
+        if shape.causal and other and other.by_speed():
+            slow = other.by_speed()[0]
+            tflops = (f"{m.tflops:.0f}" if m and m.tflops else tables.NOTHING for m in (slow, best, cutile))
+            ratio = f"{slow.latency_ms.median / best.latency_ms.median:.2f}"
+            errors = (f"{m.max_error:.1e}" for m in (slow, best))
+            rows.append([shape.head_dim, shape.seq_len_q, *tflops, ratio, *errors])
+    names = [
+        "head_dim",
+        "tokens",
+        "TFLOPS in fp16",
+        "in fp8",
+        "step 306",
+        "fp8 over fp16",
+        "largest error in fp16",
+        "in fp8",
+    ]
+    told = ""
+    if times:
+        of_gpu, of_host = (f"{min(its):.0f} to {max(its):.0f} µs" for its in zip(*times))
+        longer = sum(host > gpu for gpu, host in times)
+        told = (
+            f"With {SHORT:,} tokens a call in fp8 takes the GPU {of_gpu} and the host {of_host}, which is the longer "
+            f"in {longer} of {len(times)} records."
+        )
+    return Page(table(names, rows), told)
+
+
 def transposing(grid: str, bandwidth: float) -> Page:
-    """Of each recorded problem of a grid in fp8: which share of the fastest step's time reading V and writing it takes.
+    """Of a grid's records in fp8: which share of the fastest step's time reading V and writing it takes, by length.
 
     bandwidth: in bytes a second, of which no more can be moved.
     """
-    cells = []
+    shares: dict[int, list[float]] = defaultdict(list)
+    machines = set()
     for run in recorded_grid(grid):
         if fastest := next(iter(run.by_speed()), None):
             shape = run.the_problem()
             moved = 2 * shape.batch * shape.kv_heads * shape.seq_len_kv * shape.head_dim * shape.kv_bytes
-            cells.append((run, f"{1000 * moved / bandwidth / fastest.latency_ms.median:.0%}"))
-    return Page(tables.by_problem(cells))
+            shares[shape.seq_len_kv].append(1000 * moved / bandwidth / fastest.latency_ms.median)
+            machines.add(run.machine["name"])
+    rows = [[of(shares[n]) for n in sorted(shares)] for of in (min, max)]
+    told = [[name, *(f"{share:.0%}" for share in row)] for name, row in zip(("least", "most"), rows)]
+    return Page(table([f"{', '.join(sorted(machines))}, keys", *map(str, sorted(shares))], told))
 
 
 def behind(rival: str, gradients: bool = False) -> Page:
