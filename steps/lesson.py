@@ -641,8 +641,9 @@ class Lesson:
 
         Of two records that differ in the dtype alone, float16 or bfloat16, the first is shown.
         """
-        runs = of_one_machine(recorded_runs(self.results, self.step.direction))
-        found = [(run, now.speedup_vs_previous) for run in runs if (now := self._mine(run)) and now.speedup_vs_previous]
+        runs = recorded_runs(self.results, self.step.direction)
+        compared = [run for run in runs if (now := self._mine(run)) and now.speedup_vs_previous]
+        found = [(run, self._mine(run).speedup_vs_previous) for run in of_one_machine(compared)]
         if not found:
             return Page(f"No record compares {called(self.step)} with {called(self.previous)}.")
         verdicts = {key: speedup.verdict for run, speedup in found if (key := _besides(run, "float16"))}

@@ -89,7 +89,7 @@ def write_survey(path: Path) -> list[Path]:
 
 
 def readme_table(runs: Sequence[Run], sweeps: Sequence[Sweep] = ()) -> str:
-    """SDPA, its rival and the best step of each part on the headline problems, of the machine with most records.
+    """SDPA, its rival and the best step of each part on the headline problems, of one machine.
 
     Then what the newest sweep with timed rows comes to; without one, what the records come to over all.
     """
@@ -163,7 +163,7 @@ def update_readme(path: Path, runs: Sequence[Run], sweeps: Sequence[Sweep] = ())
 def ladder_report(runs: Sequence[Run], folder: Path) -> str:
     """The whole ladder in one document, which stands in ``folder``: what every step changes, and what it brought.
 
-    Of the machine with most records; others have reports of their own.
+    Of one machine; others have reports of their own.
     """
     timed = sorted(of_one_machine([run for run in runs if run.timed]), key=lambda run: run.the_problem().order)
     if not timed:

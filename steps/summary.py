@@ -130,7 +130,8 @@ def _compared(name: str, before: str) -> list[tuple[Run, Speedup]]:
             speedup = now.speedup_vs_previous  # of rounds that were not kept
         if speedup:
             found.append((run, speedup))
-    return found
+    of_one = {id(run) for run in of_one_machine([run for run, _ in found])}
+    return [pair for pair in found if id(pair[0]) in of_one]
 
 
 def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4"), gradients: bool = False) -> Page:
@@ -439,12 +440,12 @@ def training(results: Path = RESULTS) -> Page:
 
 
 def clocked(problem: Problem = HEADLINE) -> Run | None:
-    """The recorded run of a problem in which the SMs' clock was read, or None; of the GPU with most records."""
+    """The recorded run of a problem in which the SMs' clock was read, or None."""
     return next((run for run in _runs_of(problem) if any(m.clock_ghz for m in run.steps)), None)
 
 
 def _runs_of(problem: Problem) -> list[Run]:
-    """The recorded runs of a problem, of the GPU with most records, so that tables compare with each other."""
+    """The recorded runs of a problem, of one GPU, so that tables compare with each other."""
     return [run for run in of_one_machine(recorded_runs(RESULTS)) if run.the_problem() == problem]
 
 

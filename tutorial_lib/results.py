@@ -6,7 +6,6 @@ Every number in a table, a plot or the prose comes from such a file. Files are w
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -443,7 +442,12 @@ class Run(Record, OnProblem):
 
     @property
     def timed(self) -> bool:
-        return any(m.status == "measured" for m in self.steps)
+        return self.steps_timed > 0
+
+    @property
+    def steps_timed(self) -> int:
+        """How many steps were timed, in this run or, as far as it holds their figures, before."""
+        return sum(m.status == "measured" for m in (*self.steps, *self.inside))
 
 
 def _without_ladder(m: dict) -> dict:
@@ -648,9 +652,12 @@ def folder_name(slug: str, direction: str) -> str:
 
 
 def of_one_machine(runs: Sequence[Run]) -> list[Run]:
-    """The runs of the machine of which most are timed, in their order: what tables of many problems are made of."""
-    counted = Counter(run.machine["name"] for run in runs if run.timed)
-    return [run for run in runs if counted and run.machine["name"] == counted.most_common(1)[0][0]]
+    """The runs of the machine on which a run timed most steps, in their order: what tables of many problems are made of.
+
+    A part's headline is such a run, so tables and the headline are of one GPU.
+    """
+    most = max((run for run in runs if run.timed), key=lambda run: (run.steps_timed, run.date), default=None)
+    return [run for run in runs if most and run.machine["name"] == most.machine["name"]]
 
 
 def of_every_part(runs: Sequence[Run]) -> list[Run]:
