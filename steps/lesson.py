@@ -34,7 +34,7 @@ from tutorial_lib.needs import left_out
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import FEATURES, FP8, Problem
 from tutorial_lib.records import recorded_traces
-from tutorial_lib.results import Measurement, Run, Speedup, compilers, of_one_machine
+from tutorial_lib.results import Measurement, Run, Speedup, compilers, of_most_problems
 from tutorial_lib.simulator.breaking import without
 
 SIMULATED_LENGTH = 640  # a few tiles of keys
@@ -637,13 +637,14 @@ class Lesson:
         return [[f"ncu: {name}", *(text(m) if m else None for m in measured)] for name, text in tables.COUNTED]
 
     def where(self) -> Page:
-        """Where the step matters: what it brought in every recorded run of this machine, against its predecessor.
+        """Where the step matters: what it brought on every problem that is recorded with it and its predecessor.
 
+        On the machine with most such problems, which need not be that of the headline, and is named.
         Of two records that differ in the dtype alone, float16 or bfloat16, the first is shown.
         """
         runs = recorded_runs(self.results, self.step.direction)
         compared = [run for run in runs if (now := self._mine(run)) and now.speedup_vs_previous]
-        found = [(run, self._mine(run).speedup_vs_previous) for run in of_one_machine(compared)]
+        found = [(run, self._mine(run).speedup_vs_previous) for run in of_most_problems(compared)]
         if not found:
             return Page(f"No record compares {called(self.step)} with {called(self.previous)}.")
         verdicts = {key: speedup.verdict for run, speedup in found if (key := _besides(run, "float16"))}

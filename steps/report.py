@@ -8,6 +8,7 @@ the reports of the runs under each PATH, and for a folder its own ladder. Exit s
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import sys
 from collections.abc import Sequence
@@ -24,10 +25,11 @@ from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.files import RESULTS, write_whole
 from tutorial_lib.records import Sweep
 from tutorial_lib.report import HOW_TIMED, best_by_problem, link, path_of, write_length_plots, write_report
-from tutorial_lib.results import Measurement, ResultsError, Run, best_of, of_every_part, of_one_machine
+from tutorial_lib.results import Measurement, ResultsError, Run, best_of, of_most_problems, of_one_machine
 
 README = RESULTS.parent / "README.md"
 RIVAL = "flash_attn_4"  # the peer that the best steps are set beside, next to SDPA
+RIVALS = {"flash_attn_3": "FlashAttention-3", RIVAL: "flash-attn-4"}
 COMPARED = ("cutile", "gluon", "hopper")  # parts whose best steps are set beside each other
 
 # The problems whose figures are committed, and linked from reports; .gitignore names their folders.
@@ -89,32 +91,27 @@ def write_survey(path: Path) -> list[Path]:
 
 
 def readme_table(runs: Sequence[Run], sweeps: Sequence[Sweep] = ()) -> str:
-    """SDPA, its rival and the best step of each part on the headline problems, of one machine.
+    """SDPA, its rivals and the best step of each part on the headline problems, of one machine.
 
     Then what the newest sweep with timed rows comes to; without one, what the records come to over all.
     """
     timed = of_one_machine([run for run in runs if run.timed])
     if not timed:
         raise ResultsError("there is no run with timings to show")
-    machine = timed[0].machine["name"]
-    families = [problem.family for problem in HEADLINES]
-    shown = of_every_part([run for run in timed if run.the_problem().family in families])
-    lengths = sorted({run.problem["seq_len_q"] for run in shown})
-    rows = []
-    for problem in HEADLINES:
-        by_length = {run.problem["seq_len_q"]: run for run in shown if run.the_problem().family == problem.family}
-        found = [by_length.get(length) for length in lengths]
-        mask = "causal" if problem.causal else "full"
-        for name, title in (("sdpa", "SDPA"), (RIVAL, "flash-attn-4")):
-            rows.append([mask, title, *(_cell(run and run.measurement(name)) for run in found)])
-        for part in PARTS:
-            if part.name in COMPARED:
-                best = [run and best_of_part(run, part.name) for run in found]
-                rows.append([mask, f"best of {part.title.split(':')[0]}", *(_cell(m, named=True) for m in best)])
-    headers = ["mask", "TFLOPS", *(f"S={length}" for length in lengths)]
-    told = f"{machine}, B={HEADLINE.batch} H={HEADLINE.heads} D={HEADLINE.head_dim} fp16"
-    where = f"{told}, measured {tables.days(shown)}" if shown else told
-    return f"{tables.markdown(headers, rows)}\n\n{where}. {_swept(sweeps) or _in_the_mean(timed)}"
+    shown = [next((run for run in timed if run.the_problem() == problem), None) for problem in HEADLINES]
+    rows = [
+        [title, *(_cell(run and run.measurement(name)) for run in shown)]
+        for name, title in {"sdpa": "SDPA", **RIVALS}.items()
+    ]
+    for part in PARTS:
+        if part.name in COMPARED:
+            best = [run and best_of_part(run, part.name) for run in shown]
+            rows.append([f"best of {part.title.split(':')[0]}", *(_cell(m, named=True) for m in best)])
+    headers = ["TFLOPS, times SDPA's", *("causal mask" if problem.causal else "no mask" for problem in HEADLINES)]
+    problem = dataclasses.replace(HEADLINE, causal=False).describe().removesuffix(" full")
+    days = f", measured {tables.days([run for run in shown if run])}" if any(shown) else ""
+    told = f"{timed[0].machine['name']}, {problem}{days}. {_swept(sweeps) or _in_the_mean(of_most_problems(runs))}"
+    return f"{tables.markdown(headers, rows)}\n\n{told}"
 
 
 def _swept(sweeps: Sequence[Sweep]) -> str:
@@ -163,9 +160,9 @@ def update_readme(path: Path, runs: Sequence[Run], sweeps: Sequence[Sweep] = ())
 def ladder_report(runs: Sequence[Run], folder: Path) -> str:
     """The whole ladder in one document, which stands in ``folder``: what every step changes, and what it brought.
 
-    Of one machine; others have reports of their own.
+    Of the machine on which most problems were timed; others have reports of their own.
     """
-    timed = sorted(of_one_machine([run for run in runs if run.timed]), key=lambda run: run.the_problem().order)
+    timed = sorted(of_most_problems([run for run in runs if run.timed]), key=lambda run: run.the_problem().order)
     if not timed:
         raise ResultsError("there is no run with timings to report")
     where = f"{timed[0].machine['name']}, {tables.days(timed)}"

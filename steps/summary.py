@@ -130,8 +130,7 @@ def _compared(name: str, before: str) -> list[tuple[Run, Speedup]]:
             speedup = now.speedup_vs_previous  # of rounds that were not kept
         if speedup:
             found.append((run, speedup))
-    of_one = {id(run) for run in of_one_machine([run for run, _ in found])}
-    return [pair for pair in found if id(pair[0]) in of_one]
+    return found
 
 
 def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4"), gradients: bool = False) -> Page:

@@ -6,6 +6,7 @@ Every number in a table, a plot or the prose comes from such a file. Files are w
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -652,12 +653,18 @@ def folder_name(slug: str, direction: str) -> str:
 
 
 def of_one_machine(runs: Sequence[Run]) -> list[Run]:
-    """The runs of the machine on which a run timed most steps, in their order: what tables of many problems are made of.
+    """The runs of the machine on which one run timed most steps, in their order: what a page's tables are made of.
 
     A part's headline is such a run, so tables and the headline are of one GPU.
     """
     most = max((run for run in runs if run.timed), key=lambda run: (run.steps_timed, run.date), default=None)
     return [run for run in runs if most and run.machine["name"] == most.machine["name"]]
+
+
+def of_most_problems(runs: Sequence[Run]) -> list[Run]:
+    """The runs of the machine on which most were timed, in their order: what tells of all problems is made of them."""
+    counted = Counter(run.machine["name"] for run in runs if run.timed)
+    return [run for run in runs if counted and run.machine["name"] == counted.most_common(1)[0][0]]
 
 
 def of_every_part(runs: Sequence[Run]) -> list[Run]:

@@ -23,7 +23,7 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
 from tutorial_lib.records import BASELINE, FRONT_DOOR, Search, Survey, Sweep, Swept, recorded_searches
-from tutorial_lib.results import Latency, Measurement, ResultsError, Round, Run, of_one_machine, read_bare_run
+from tutorial_lib.results import Latency, Measurement, ResultsError, Round, Run, of_most_problems, read_bare_run
 
 # These records know steps by the names of their day; they are read by today's.
 recorded_sweeps = partial(of_files.recorded_sweeps, today=today)
@@ -199,9 +199,10 @@ def completed_run(run: Run, record: Run) -> Run:
 
 def recorded_grid(name: str, results: Path = RESULTS) -> list[Run]:
     """The runs of a grid's problems in its order, as far as they are recorded, of the machine that has most of them."""
-    runs = of_one_machine(recorded_runs(results, GRIDS[name].direction))
-    newest = {run.the_problem(): run for run in reversed(runs)}
-    return [newest[problem] for problem in GRIDS[name].problems if problem in newest]
+    problems = GRIDS[name].problems
+    runs = [run for run in recorded_runs(results, GRIDS[name].direction) if run.the_problem() in problems]
+    newest = {run.the_problem(): run for run in reversed(of_most_problems(runs))}
+    return [newest[problem] for problem in problems if problem in newest]
 
 
 @cache
