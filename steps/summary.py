@@ -30,7 +30,7 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import has_gpu
 from tutorial_lib.problem import Problem
 from tutorial_lib.records import recorded_physics
-from tutorial_lib.results import Measurement, Run, Speedup, best_of, of_every_part, of_one_machine
+from tutorial_lib.results import Measurement, Run, Speedup, best_of, of_every_part, of_most_problems, of_one_machine
 
 __all__ = ["machine"]  # every chapter begins with it
 
@@ -293,7 +293,7 @@ def _with_chapter(m: Measurement, told: str | None = None) -> str:
 def lengths(causal: bool = True) -> Page:
     """Recorded TFLOPS over sequence length."""
     family = dataclasses.replace(HEADLINE, causal=causal).family
-    runs = [run for run in of_one_machine(recorded_runs(RESULTS)) if run.the_problem().family == family]
+    runs = of_most_problems([run for run in recorded_runs(RESULTS) if run.the_problem().family == family])
     runs = of_every_part(runs)
     return Page(plots.tflops_by_length(runs)) if runs else Page(f"Nothing is recorded of {family}.")
 
@@ -303,7 +303,7 @@ def wall(arch: str = DEFAULT_ARCH) -> Page:
     ours, others = "the best step", "the best other library"
     best: dict[str, dict[int, float]] = {ours: {}, others: {}}
     runs = [run for run in recorded_runs(RESULTS) if run.machine["arch"] == arch]
-    for run in of_one_machine(runs):
+    for run in of_most_problems(runs):
         if run.the_problem().features:
             continue
         for label, measured in ((ours, [*run.steps[1:], *run.inside]), (others, run.peers)):
