@@ -21,9 +21,18 @@ OF_WEIGHTS = 256.0  # what weights, at most 1, are multiplied by before they are
 ONE = (1, 1, 1, 1)
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
-    """o ``[B, Hq, Sq, Dv]`` of q ``[B, Hq, Sq, D]``, k and v, in 16 bits."""
-    return _built(*map(_kind, (q, k, v)), causal, scale, q.device)(q, k, v)
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """o ``[B, Hq, Sq, Dv]`` of q ``[B, Hq, Sq, D]``, k and v, in 16 bits; sinks ``[Hq]`` in float32."""
+    more = () if sinks is None else (sinks.view(1, -1, 1, 1),)
+    return _built(*map(_kind, (q, k, v)), causal, scale, q.device, window, bool(more))(q, k, v, *more)
 
 
 def fp8_attention(q, k, v, causal: bool, scale: float, scales, dtype) -> torch.Tensor:
@@ -57,14 +66,19 @@ def _handle(device: torch.device):
 
 
 @lru_cache(maxsize=64)
-def _built(q: tuple, k: tuple, v: tuple, causal: bool, scale: float, device: torch.device) -> Callable:
-    """``run(q, k, v, *factors)``, for tensors of these kinds; raises Unsupported, with what the package says."""
+def _built(
+    q: tuple, k: tuple, v: tuple, causal: bool, scale: float, device: torch.device, window=None, sinks: bool = False
+) -> Callable:
+    """``run(q, k, v, *others)``, for tensors of these kinds; raises Unsupported, with what the package says.
+
+    others: in fp8 ``FACTORS``; sinks ``[1, Hq, 1, 1]`` where they are asked for.
+    """
     import cudnn
     import torch
 
     try:
         handle = _handle(device)
-        graph, inputs, outputs = describe(q, k, v, causal, scale, handle)
+        graph, inputs, outputs = describe(q, k, v, causal, scale, handle, window, sinks)
         graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
         workspace = torch.empty(max(1, graph.get_workspace_size()), dtype=torch.uint8, device=device)
     except Exception as error:  # whatever another version of it lacks
@@ -83,10 +97,20 @@ def _built(q: tuple, k: tuple, v: tuple, causal: bool, scale: float, device: tor
     return run
 
 
-def describe(q: tuple, k: tuple, v: tuple, causal: bool, scale: float, handle=None) -> tuple:
+def describe(
+    q: tuple,
+    k: tuple,
+    v: tuple,
+    causal: bool,
+    scale: float,
+    handle=None,
+    window: int | None = None,
+    sinks: bool = False,
+) -> tuple:
     """(graph, its inputs, its outputs) for q, k and v of these kinds: shape, strides and dtype.
 
-    Inputs in fp8 have ``FACTORS`` behind them, and the output the largest weight and the largest output.
+    Inputs in fp8 have ``FACTORS`` behind them, and the output the largest weight and the largest output. Sinks are
+    behind all other inputs.
     """
     import cudnn
     import torch
@@ -105,6 +129,12 @@ def describe(q: tuple, k: tuple, v: tuple, causal: bool, scale: float, handle=No
         for name, (shape, strides, _) in zip("qkv", (q, k, v))
     ]
     asked = {**dict(zip("qkv", inputs)), "attn_scale": scale, "is_inference": True, "use_causal_mask": causal}
+    if window:  # of so many keys, the query's own among them
+        asked["diagonal_band_left_bound"] = window
+    if sinks:
+        shape = (1, q[0][1], 1, 1)
+        asked["sink_token"] = graph.tensor(name="sink_token", dim=shape, stride=(q[0][1], 1, 1, 1), data_type=number)
+        inputs.append(asked["sink_token"])
     if kept == known.FP8_E4M3:
         factors = [graph.tensor(name=name, dim=ONE, stride=ONE, data_type=number) for name in FACTORS]
         o, _, *largest = graph.sdpa_fp8(**asked, **dict(zip(FACTORS, factors)))

@@ -327,7 +327,7 @@ PEERS = (
         change="cuDNN's fused attention, as its own Python package builds it.",
         function=cudnn_graph.attention,
         architectures=CUTILE_ARCHITECTURES,
-        takes=("head_dim_v",),
+        takes=("window", "sinks", "head_dim_v"),
         requires="cudnn",
         install="pip install nvidia-cudnn-frontend",
     ),

@@ -65,6 +65,13 @@ def test_a_graph_is_told_what_a_call_is(package, dtype):
     assert all(graph.asked[x.name] is x for x in inputs)
 
 
+def test_a_graph_is_told_of_a_window_and_of_sinks(package):
+    q = cudnn_graph._kind(torch.zeros(2, 4, 100, 64, dtype=torch.bfloat16))
+    graph, inputs, _ = cudnn_graph.describe(q, q, q, True, 0.25, None, 30, True)
+    assert graph.asked["diagonal_band_left_bound"] == 30 and graph.asked["sink_token"] is inputs[3]
+    assert inputs[3].dim == (1, 4, 1, 1) and inputs[3].data_type == "float"
+
+
 @pytest.mark.parametrize("lacks", ["pygraph", "data_type"])
 def test_what_the_package_lacks_is_told_in_one_line(package, lacks, monkeypatch):
     """Whatever goes wrong while a graph is built is told, and is no crash."""
