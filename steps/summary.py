@@ -438,14 +438,14 @@ def training(results: Path = RESULTS) -> Page:
 # --- the clock and the power ---
 
 
-def clocked(problem: Problem = HEADLINE) -> Run | None:
-    """The recorded run of a problem in which the SMs' clock was read, or None."""
-    return next((run for run in _runs_of(problem) if any(m.clock_ghz for m in run.steps)), None)
+def clocked(problem: Problem = HEADLINE, lasting: bool = False) -> Run | None:
+    """The recorded run of a problem in which the SMs' clock was read, or None; of several that of most steps.
 
-
-def _runs_of(problem: Problem) -> list[Run]:
-    """The recorded runs of a problem, of one GPU, so that tables compare with each other."""
-    return [run for run in of_one_machine(recorded_runs(RESULTS)) if run.the_problem() == problem]
+    lasting: one that also has a load which goes on without rest.
+    """
+    runs = [run for run in recorded_runs(RESULTS) if run.the_problem() == problem]
+    runs = [run for run in runs if any(m.clock_ghz for m in run.steps) and (run.sustained or not lasting)]
+    return next(iter(of_one_machine(runs)), None)
 
 
 def cycles(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
@@ -470,8 +470,7 @@ def going_on(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
 
     names: of steps and peers, of which alone the table shall tell.
     """
-    run = next((run for run in _runs_of(problem) if run.sustained), None)
-    if run is None:
+    if (run := clocked(problem, lasting=True)) is None:
         return Page(f"No load that goes on is recorded of {problem.describe()}.")
     told = f"Recorded: {tables.origin(run)}."
     if run.ceiling and (ceiling := run.ceiling.sustained):
