@@ -344,7 +344,8 @@ def tflops_by_length(runs: Sequence[Run]):
     """
     runs = sorted(runs, key=lambda run: run.problem["seq_len_q"])
     pytorchs = PASSES[runs[0].direction].baseline
-    peers = _that_differ({m.name: m for run in runs for m in run.peers if m.tflops}.values(), pytorchs, runs)
+    peers = {m.name: m for run in runs for m in run.peers if m.tflops and _makes_a_line(m, runs)}
+    peers = _that_differ(peers.values(), pytorchs, runs)
     found = {m.name: m for run in runs for m in run.steps if m.tflops}
     steps = {m.name: m for m in sorted(found.values(), key=lambda m: m.number or 0) if _makes_a_line(m, runs)}
     baseline = [steps[pytorchs]] if pytorchs in steps else []

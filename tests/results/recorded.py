@@ -27,6 +27,6 @@ RECORDED = [run for run in EVERYTHING if run.direction == "forward" and run.rank
 
 
 def recorded(slug: str = HEADLINE, machine: str | None = None) -> Run:
-    """The recorded run of a problem: on the machine with most records, unless one is named."""
+    """The recorded run of a problem: on the machine of the headline, unless one is named."""
     runs = RECORDED if machine else of_one_machine(RECORDED)
     return next(run for run in runs if run.the_problem().slug == slug and machine in (None, run.machine["slug"]))
