@@ -159,8 +159,9 @@ class Lesson:
             before = getattr(self.previous, "function", None)
             return [difference(*map(inspect.getsource, (before, now))) if before else code(inspect.getsource(now))]
         where = f"`python -m steps.show {self.step.name}` prints all of it. It is made from `{module_file(self.step)}`"
-        if (path := program_file(self.step)).exists() and self.problem == self.step.default_problem:
-            where = f"`steps/kernels/{path.name}` is the whole program. {where}"
+        if (path := program_file(self.step)).exists():
+            name = f"steps/kernels/{path.name}"
+            where = f"[{name}](../{name}) is a whole program with it. {where}"
         try:
             text = without_title(written_out(self.step, self.problem, self.arch))
         except Unsupported as error:

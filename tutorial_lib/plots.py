@@ -198,12 +198,16 @@ def path(
         axes.annotate(told, (m.tflops, y), (3, 0), textcoords="offset points", va="center", fontsize=8, bbox=box)
     axes.set_yticks(range(len(steps)), [m.label for m in steps], fontsize=8)
     axes.invert_yaxis()
-    for m, style, side in [(baseline, "--", "right"), *((other, ":", "left") for other in others)]:
+    others = sorted(others, key=lambda m: m.tflops, reverse=True)
+    beside = [(other, ":", "left", row) for row, other in enumerate(others)]  # names stand above each other
+    for m, style, side, row in [(baseline, "--", "right", 0), *beside]:
         axes.axvline(m.tflops, color=ORANGE, linestyle=style)
         name = against if m is baseline else m.title
         told = f" {name} {m.tflops:.0f} "
         top = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
-        axes.annotate(told, (m.tflops, 1), (0, 2), color=ORANGE, ha=side, fontsize=8, annotation_clip=False, **top)
+        axes.annotate(
+            told, (m.tflops, 1), (0, 2 + 10 * row), color=ORANGE, ha=side, fontsize=8, annotation_clip=False, **top
+        )
     axes.set_xlim(0, 1.2 * max(m.tflops for m in (*steps, baseline)))
     axes.set_xlabel(f"TFLOPS, and the share of {against}'s", fontsize=8)
     return figure
