@@ -54,7 +54,7 @@ CHOSEN = (
     "mma exp2 load_order latency occupancy approx_division larger_tile persistent mask_loop "
     "explicit swizzle split_q stages gluon_larger_tile "
     "wgmma producer intra_warpgroup_overlap lpt_scheduler epilogue_overlap pv_wait_after_max next_softmax_first "
-    "two_level_accumulation two_blocks deferred_reduce_add two_cta_mma xcd_swizzle paged pack_gqa hopper_soft_cap "
+    "two_level_accumulation two_blocks deferred_reduce_add two_cta_mma next_scores_first xcd_swizzle paged pack_gqa "
     "attention_sinks"
 )
 FUNCTIONS = {"forward": "attention", "backward": "gradients", "paged": "paged"}

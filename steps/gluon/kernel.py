@@ -12,12 +12,16 @@ not taken. ``python -m steps.show NAME`` prints a step's kernel without them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
+from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
-from steps.gluon.softmax import LEAST, hide, softmax, store_lse, sum_own, tiles_to_visit
+from steps.gluon.softmax import LEAST, hide, softmax, store_lse, tiles_to_visit
 
 
 @gluon.jit
@@ -63,6 +67,47 @@ def copy_panels(panels, stage, pointer, stride, tile_index, limit, variant: gl.c
         copy_rows(panels[c].index(stage), pointer + c * variant.columns, stride, first, limit, variant, guard)
 
 
+# --- where a block's queries are ---
+
+
+@dataclass(frozen=True)
+class Queries(Pieces):
+    """place(keys, variant): shared memory for a panel of queries; keys: where a panel of K will lie.
+
+    take(query, variant): the panels, as ``panel(query, c, variant)`` gives the c-th to the tensor cores.
+    held: whether they are in registers while keys are read.
+    """
+
+    place: Callable
+    take: Callable
+    panel: Callable
+    held: bool
+
+
+@gluon.jit
+def own_panel(keys, variant: gl.constexpr):
+    """Shared memory of its own."""
+    return gl.allocate_shared_memory(keys.dtype, [variant.tile.query, variant.columns], variant.shared)
+
+
+@gluon.jit
+def left_in_shared(query, variant: gl.constexpr):
+    """All of Q stays in shared memory."""
+    return query
+
+
+@gluon.jit
+def read_panel(query, c: gl.constexpr, variant: gl.constexpr):
+    """A panel of queries, read from shared memory."""
+    return query[c].load(variant.left)
+
+
+@gluon.jit
+def key_panel(keys, variant: gl.constexpr):
+    """The room of K, until K comes."""
+    return keys.index(0)
+
+
 @gluon.jit
 def hold_queries(query, variant: gl.constexpr):
     """Panels of queries in registers, once their copies have come."""
@@ -77,12 +122,41 @@ def hold_queries(query, variant: gl.constexpr):
 
 
 @gluon.jit
-def wait_then_copy(free, pointer, row_stride, tile, seq_len_kv, variant: gl.constexpr):
-    """Where K and V share: wait for the tile that comes next, and begin to copy another into the free buffer."""
-    async_copy.wait_group(0)
-    gl.barrier()
-    copy_panels(free, 0, pointer, row_stride, tile, seq_len_kv, variant, variant.ragged)
-    async_copy.commit_group()
+def held_panel(query, c: gl.constexpr, variant: gl.constexpr):
+    """A panel of queries, which registers hold."""
+    return query[c]
+
+
+IN_SHARED = Queries(own_panel, left_in_shared, read_panel, held=False)
+IN_REGISTERS = Queries(key_panel, hold_queries, held_panel, held=True)
+
+# --- when tiles of K and V are copied ---
+
+
+@dataclass(frozen=True)
+class Copies(Pieces):
+    """begin(keys, values, K, V, row_stride, end, seq_len_kv, variant): the copies that run ahead of the loop.
+
+    await_keys(values, V, row_stride, j, seq_len_kv, variant): wait for the j-th tile of K; the slot where it lies.
+    await_values(keys, K, row_stride, j, end, seq_len_kv, variant): wait for the j-th tile of V.
+    go_on(keys, values, K, V, row_stride, stage, j, end, seq_len_kv, variant): all warps may have read both.
+    A tile past the end is the last one again, which nobody reads.
+    """
+
+    begin: Callable
+    await_keys: Callable
+    await_values: Callable
+    go_on: Callable
+
+
+@gluon.jit
+def fill_ring(keys, values, K, V, row_stride, end, seq_len_kv, variant: gl.constexpr):
+    """Begin to copy a tile of K and of V into each slot."""
+    STAGES: gl.constexpr = variant.stages
+    for n in gl.static_range(STAGES):
+        copy_panels(keys, n, K, row_stride, gl.minimum(n, end - 1), seq_len_kv, variant, variant.ragged)
+        copy_panels(values, n, V, row_stride, gl.minimum(n, end - 1), seq_len_kv, variant, variant.ragged)
+        async_copy.commit_group()
 
 
 @gluon.jit
@@ -95,12 +169,64 @@ def wait_for_tile(j, variant: gl.constexpr):
 
 
 @gluon.jit
+def await_both(values, V, row_stride, j, seq_len_kv, variant: gl.constexpr):
+    """Wait for the j-th tile of keys and of values, until all warps have seen them come."""
+    stage = wait_for_tile(j, variant)
+    gl.barrier()
+    return stage
+
+
+@gluon.jit
+def have_values(keys, K, row_stride, j, end, seq_len_kv, variant: gl.constexpr):
+    """The values came with the keys."""
+
+
+@gluon.jit
 def refill(keys, values, K, V, row_stride, stage, j, end, seq_len_kv, variant: gl.constexpr):
-    """Begin to copy a later tile into the stage of the j-th, which all warps have read."""
+    """Begin to copy a later tile into the stage of the j-th, once all warps have read it."""
+    gl.barrier()
     later = gl.minimum(j + variant.stages, end - 1)
     copy_panels(keys, stage, K, row_stride, later, seq_len_kv, variant, variant.ragged)
     copy_panels(values, stage, V, row_stride, later, seq_len_kv, variant, variant.ragged)
     async_copy.commit_group()
+
+
+@gluon.jit
+def begin_keys(keys, values, K, V, row_stride, end, seq_len_kv, variant: gl.constexpr):
+    """Begin to copy the first tile of keys."""
+    copy_panels(keys, 0, K, row_stride, 0, seq_len_kv, variant, variant.ragged)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def wait_then_copy(free, pointer, row_stride, tile, seq_len_kv, variant: gl.constexpr):
+    """Wait for the tile that comes next, and begin to copy another into the free buffer."""
+    async_copy.wait_group(0)
+    gl.barrier()
+    copy_panels(free, 0, pointer, row_stride, tile, seq_len_kv, variant, variant.ragged)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def await_keys(values, V, row_stride, j, seq_len_kv, variant: gl.constexpr):
+    """Wait for the j-th tile of keys, and begin to copy that of values."""
+    wait_then_copy(values, V, row_stride, j, seq_len_kv, variant)
+    return 0
+
+
+@gluon.jit
+def await_values(keys, K, row_stride, j, end, seq_len_kv, variant: gl.constexpr):
+    """Wait for the j-th tile of values, and begin to copy the next one of keys."""
+    wait_then_copy(keys, K, row_stride, gl.minimum(j + 1, end - 1), seq_len_kv, variant)
+
+
+@gluon.jit
+def nothing_more(keys, values, K, V, row_stride, stage, j, end, seq_len_kv, variant: gl.constexpr):
+    """All copies have begun."""
+
+
+RING = Copies(fill_ring, await_both, have_values, refill)
+ONE_BUFFER = Copies(begin_keys, await_keys, await_values, nothing_more)
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
@@ -135,38 +261,23 @@ def fmha(
     whole, end = tiles_to_visit(first_query, seq_len_kv, variant)
 
     # --- shared memory, in panels of COLUMNS columns ---
-    BUFFERS: gl.constexpr = 1 if variant.share_keys_values else STAGES
     keys = ()
     values = ()
     for _ in gl.static_range(PANELS):
-        keys = keys + (gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, COLUMNS], variant.shared),)
-        values = values + (gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, COLUMNS], variant.shared),)
+        keys = keys + (gl.allocate_shared_memory(dtype, [STAGES, TILE_KEY, COLUMNS], variant.shared),)
+        values = values + (gl.allocate_shared_memory(dtype, [STAGES, TILE_KEY, COLUMNS], variant.shared),)
     query = ()
     for c in gl.static_range(PANELS):
-        if variant.query_in_registers:
-            panel = keys[c].index(0)
-        else:
-            panel = gl.allocate_shared_memory(dtype, [TILE_QUERY, COLUMNS], variant.shared)
+        panel = variant.queries.place(keys[c], variant)
         copy_rows(panel, Q + c * COLUMNS, q_strides[2], first_query, seq_len_q, variant, True)
         query = query + (panel,)
-    if variant.query_in_registers:
-        q = hold_queries(query, variant)
+    query = variant.queries.take(query, variant)
 
-    # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
-    if variant.share_keys_values:
-        copy_panels(keys, 0, K, row_stride, 0, seq_len_kv, variant, variant.ragged)
-        async_copy.commit_group()
-    else:
-        for n in gl.static_range(STAGES):
-            copy_panels(keys, n, K, row_stride, gl.minimum(n, end - 1), seq_len_kv, variant, variant.ragged)
-            copy_panels(values, n, V, row_stride, gl.minimum(n, end - 1), seq_len_kv, variant, variant.ragged)
-            async_copy.commit_group()
+    # --- copies that run ahead of the loop ---
+    variant.copies.begin(keys, values, K, V, row_stride, end, seq_len_kv, variant)
 
     row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
-    if variant.defer_sum:
-        row_sum = sum_own(gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA))
-    else:
-        row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
+    row_sum = variant.sums.begin(variant)
     accumulators = ()  # not yet normalised
     for _ in gl.static_range(PANELS):
         accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, MMA),)
@@ -175,51 +286,35 @@ def fmha(
     for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
         for j in range(whole if masked else 0, end if masked else whole):
             # --- wait for this tile ---
-            if variant.share_keys_values:
-                stage = 0
-                wait_then_copy(values, V, row_stride, j, seq_len_kv, variant)
-            else:
-                stage = wait_for_tile(j, variant)
-                gl.barrier()
+            stage = variant.copies.await_keys(values, V, row_stride, j, seq_len_kv, variant)
 
             # --- scores: QK product ---
             scores = gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA)
             for c in gl.static_range(PANELS):
                 k = keys[c].index(stage).permute((1, 0)).load(variant.right)
-                if variant.query_in_registers:
-                    scores = mma_v2(q[c], k, scores)
-                else:
-                    scores = mma_v2(query[c].load(variant.left), k, scores)
+                scores = mma_v2(variant.queries.panel(query, c, variant), k, scores)
             if masked:
                 scores = hide(scores, first_query, j * TILE_KEY, seq_len_kv, variant)
 
             # --- online softmax ---
             weights, correction, row_max = softmax(scores, row_max, scale)
-            if variant.defer_sum:
-                own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
-                row_sum = row_sum * own[:, None] + sum_own(weights)
-            else:
-                row_sum = row_sum * correction + gl.sum(weights, 1)
+            row_sum = variant.sums.add(row_sum, correction, weights)
             weights = gl.convert_layout(weights.to(dtype), variant.left)
 
             # --- output: PV product ---
-            if variant.share_keys_values:
-                wait_then_copy(keys, K, row_stride, gl.minimum(j + 1, end - 1), seq_len_kv, variant)
+            variant.copies.await_values(keys, K, row_stride, j, end, seq_len_kv, variant)
             updated = ()
             for c in gl.static_range(PANELS):
                 v = values[c].index(stage).load(variant.right)
                 updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
             accumulators = updated
 
-            # --- all warps have read this tile: begin to copy a later one into its slot ---
-            if not variant.share_keys_values:
-                gl.barrier()
-                refill(keys, values, K, V, row_stride, stage, j, end, seq_len_kv, variant)
+            # --- a later tile takes the place of this one ---
+            variant.copies.go_on(keys, values, K, V, row_stride, stage, j, end, seq_len_kv, variant)
 
     # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)
-    if variant.defer_sum:
-        row_sum = gl.convert_layout(gl.sum(row_sum, 1), ROWS)
+    row_sum = variant.sums.end(row_sum, variant)
     if variant.lse:
         line = gl.program_id(2).to(gl.int64) * gl.num_programs(1) + gl.program_id(1)
         store_lse(LSE, row_max, row_sum, line, first_query, seq_len_q)

@@ -10,8 +10,9 @@ from typing import ClassVar
 from steps.core.fused import grid, hole, tiles_visited
 from steps.core.step import DEFAULT_ARCH
 from steps.core.tiles import GLUON_WIDE_HEAD_DIM, Tile
-from steps.gluon.kernel import fmha
+from steps.gluon.kernel import IN_SHARED, RING, Copies, Queries, fmha
 from steps.gluon.launching import PointerStep
+from steps.gluon.softmax import SUM_EACH_TILE, Sums
 from steps.gluon.variant import Schedule, Variant, Warps
 from tutorial_lib import layouts
 from tutorial_lib.architectures import ARCHITECTURES, KIB
@@ -29,18 +30,17 @@ class GluonStep(PointerStep):
 
     shared_layout(columns) -> where element [row, column] of a tile lies in shared memory.
     warps: how the warps divide the scores; stages: tiles of K and of V that shared memory holds.
-    share_keys_values: K and V tiles have one buffer each, copied while the other's is used.
-    query_in_registers: Q goes through the buffer of K once, and stays in registers.
-    schedule: the kernel. defer_sum: every lane sums its own columns, and lanes are added up once, at the end.
+    copies: when tiles of K and V are copied. queries: where Q is while keys are read. sums: how rows are added up.
+    schedule: the kernel.
     """
 
     shared_layout: Callable = hole()
     warps: Warps = hole()
     stages: int = hole()
-    share_keys_values: bool = hole(default=False)
-    query_in_registers: bool = hole(default=False)
+    copies: Copies = hole(default=RING)
+    queries: Queries = hole(default=IN_SHARED)
     schedule: Schedule = hole()
-    defer_sum: bool = hole(default=False)
+    sums: Sums = hole(default=SUM_EACH_TILE)
     tile: Tile = hole(default=Tile(64, 64))
 
     backend: ClassVar[str] = "gluon"
@@ -48,8 +48,8 @@ class GluonStep(PointerStep):
     def __post_init__(self):
         if not isinstance(self.tile, Tile):
             raise ValueError(f"tile must be a Tile(query, key), got {self.tile!r}")
-        if self.query_in_registers and self.tile.query != self.tile.key:
-            raise ValueError(f"query_in_registers takes a tile of as many queries as keys, got {self.tile}")
+        if self.queries.held and self.tile.query != self.tile.key:
+            raise ValueError(f"queries in registers take a tile of as many queries as keys, got {self.tile}")
 
     @property
     def head_dims(self) -> tuple[int, ...]:
@@ -68,10 +68,10 @@ class GluonStep(PointerStep):
     def shared_bytes(self, problem: Problem) -> int:
         """Shared memory that the tiles of a block take, in bytes."""
         v = self.variant(problem)
-        keys = (2 if v.share_keys_values else 2 * v.stages) * v.tile.key
+        keys = 2 * v.stages * v.tile.key
         if self.cuts(problem):
             return (keys + 2 * v.tile.query) * v.columns * BYTES_PER_ELEMENT
-        return (keys + (0 if v.query_in_registers else v.tile.query)) * v.head_dim * BYTES_PER_ELEMENT
+        return (keys + (0 if v.queries.held else v.tile.query)) * v.head_dim * BYTES_PER_ELEMENT
 
     def ldmatrix_conflicts(self, problem: Problem) -> int:
         """Extra wavefronts of shared memory that all ldmatrix of a launch take, computed from the layouts alone."""
@@ -79,7 +79,7 @@ class GluonStep(PointerStep):
         queries, keys_values = self._matrices(v)
         blocks = math.prod(grid(problem, v.tile))
         tiles = tiles_visited(problem, v.tile)
-        loaded = tiles * keys_values + (blocks if v.query_in_registers else tiles) * queries
+        loaded = tiles * keys_values + (blocks if v.queries.held else tiles) * queries
         return (layouts.ldmatrix_wavefronts(v.shared, v.columns) - 1) * loaded * v.warps.number
 
     def shared_clocks(self, problem: Problem) -> float:
@@ -93,7 +93,7 @@ class GluonStep(PointerStep):
         copied = 2 * v.tile.key * v.head_dim
         if self.cuts(problem):
             copied += v.tile.query * v.head_dim
-        read = keys_values + (0 if v.query_in_registers and not self.cuts(problem) else queries)
+        read = keys_values + (0 if v.queries.held and not self.cuts(problem) else queries)
         clocks = read * v.warps.number * layouts.ldmatrix_wavefronts(v.shared, v.columns)
         return clocks + copied * BYTES_PER_ELEMENT / (layouts.BANKS * layouts.WORD)
 
@@ -123,9 +123,9 @@ class GluonStep(PointerStep):
             ragged=problem.seq_len_kv % tile.key != 0,
             warps=warps,
             stages=self.stages,
-            share_keys_values=self.share_keys_values,
-            query_in_registers=self.query_in_registers,
-            defer_sum=self.defer_sum,
+            copies=self.copies,
+            queries=self.queries,
+            sums=self.sums,
             shared=self.shared_layout(columns),
         )
 

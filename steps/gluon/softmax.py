@@ -6,8 +6,13 @@ kernel is compiled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+from steps.core.fused import Pieces
 
 # The least float32: a row's maximum begins with it. A tile may have no score above minus infinity, because a window
 # hides all its keys from a row or because they hold minus infinity, and minus infinity less itself would be NaN.
@@ -52,11 +57,67 @@ def softmax(scores, row_max, scale):
     return exp2(scores * scale - new_max[:, None]), exp2(row_max - new_max), new_max
 
 
+# --- the sums of rows ---
+
+
+@dataclass(frozen=True)
+class Sums(Pieces):
+    """begin(variant): sums of nothing. add(row_sum, correction, weights): and those of one more tile of keys.
+
+    end(row_sum, variant): the sums [query] of all tiles.
+    """
+
+    begin: Callable
+    add: Callable
+    end: Callable
+
+
+@gluon.jit
+def no_rows(variant: gl.constexpr):
+    """Sums [query] of nothing."""
+    return gl.full([variant.tile.query], 0.0, gl.float32, gl.SliceLayout(1, variant.accumulator))
+
+
+@gluon.jit
+def add_rows(row_sum, correction, weights):
+    """The sums so far and those of one more tile: the four lanes that share a row add theirs up."""
+    return row_sum * correction + gl.sum(weights, 1)
+
+
+@gluon.jit
+def summed(row_sum, variant: gl.constexpr):
+    """The sums [query]: they are there already."""
+    return row_sum
+
+
 @gluon.jit
 def sum_own(weights):
     """Sums [query, 4] of what each of the four lanes that share a row holds of it; no lane asks another."""
     eights = gl.reshape(weights, [weights.shape[0], weights.shape[1] // 8, 4, 2])  # of 8 columns a lane has 2
     return gl.sum(gl.sum(eights, 3), 1)
+
+
+@gluon.jit
+def no_lanes(variant: gl.constexpr):
+    """Sums [query, 4] of nothing."""
+    return sum_own(gl.full([variant.tile.query, variant.tile.key], 0.0, gl.float32, variant.accumulator))
+
+
+@gluon.jit
+def add_own(row_sum, correction, weights):
+    """The sums of each lane so far, and those of what it holds of one more tile."""
+    own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
+    return row_sum * own[:, None] + sum_own(weights)
+
+
+@gluon.jit
+def sum_lanes(row_sum, variant: gl.constexpr):
+    """The sums [query] of the four lanes that share a row."""
+    return gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, variant.accumulator))
+
+
+SUM_EACH_TILE = Sums(no_rows, add_rows, summed)
+SUM_AT_END = Sums(no_lanes, add_own, sum_lanes)
 
 
 @gluon.jit

@@ -5,6 +5,7 @@ With one stage a block waits for every tile that it has asked for. With two, the
 """
 
 from steps.gluon import step102_split_q
+from steps.gluon.softmax import SUM_AT_END
 
 STEP = step102_split_q.STEP.evolve(
     number=103,
@@ -20,7 +21,7 @@ DEFERRED_SUM = STEP.evolve(
     title="Deferred row sum",
     change="Every lane sums its own columns; the lanes of a row are added up once, after the loop.",
     inside="stages",
-    defer_sum=True,
+    sums=SUM_AT_END,
 )
 
 INSIDE = (DEFERRED_SUM,)

@@ -11,6 +11,7 @@ more.
 from steps.core.problems import few_heads
 from steps.core.tiles import Tile
 from steps.gluon import step103_stages
+from steps.gluon.softmax import SUM_AT_END
 
 STEP = step103_stages.STEP.evolve(
     number=104,
@@ -19,5 +20,5 @@ STEP = step103_stages.STEP.evolve(
     change="A block takes 128 queries: each matrix read from K or V feeds two products. Lanes add their sums last.",
     default_problem=few_heads(),
     tile=Tile(128, 64),
-    defer_sum=True,
+    sums=SUM_AT_END,
 )

@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from steps.core.problems import few_heads
 from steps.gluon import step103_stages
-from steps.gluon.kernel import copy_rows, store_rows, to_head
+from steps.gluon.kernel import IN_REGISTERS, ONE_BUFFER, copy_rows, store_rows, to_head
 from steps.gluon.softmax import LEAST, hide, softmax, store_lse, tiles_to_visit
 from steps.gluon.variant import Schedule
 
@@ -36,7 +36,8 @@ SHARED_KV_BUFFER = step103_stages.STEP.evolve(
     change="K and V have one buffer each: one is filled while the other is used.",
     inside="head_dim_tiling",
     default_problem=few_heads(256),
-    share_keys_values=True,
+    copies=ONE_BUFFER,
+    stages=1,
 )
 
 Q_REGISTERS = SHARED_KV_BUFFER.evolve(
@@ -45,7 +46,7 @@ Q_REGISTERS = SHARED_KV_BUFFER.evolve(
     change="Q goes through K's buffer once and is held in registers.",
     inside="head_dim_tiling",
     default_problem=few_heads(),
-    query_in_registers=True,
+    queries=IN_REGISTERS,
 )
 
 

@@ -10,6 +10,8 @@ from importlib import import_module
 from triton.experimental.gluon import language as gl
 
 from steps.core.tiles import Tile
+from steps.gluon.kernel import Copies, Queries
+from steps.gluon.softmax import Sums
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,10 @@ def no_swizzle(columns: int) -> gl.SwizzledSharedLayout:
 
 @dataclass(frozen=True)
 class Variant:
-    """What a kernel is compiled for, and the layouts that follow: which lane of which warp holds what, and where.
+    """What a kernel is compiled for, the pieces that it is made of, and the layouts that follow.
 
-    Everything here is a constant in the compiled code. columns: of a panel of a tile in shared memory.
+    Layouts say which lane of which warp holds what, and where it lies. Everything here is a constant in the compiled
+    code. columns: of a panel of a tile in shared memory.
     """
 
     tile: Tile
@@ -67,9 +70,9 @@ class Variant:
     ragged: bool  # the last tile of keys is not full
     warps: Warps
     stages: int
-    share_keys_values: bool
-    query_in_registers: bool
-    defer_sum: bool
+    copies: Copies
+    queries: Queries
+    sums: Sums
     shared: gl.SwizzledSharedLayout
     lse: bool = False  # the log-sum-exp of every query is stored, too
 

@@ -17,8 +17,9 @@ CUTILE = [step for step in FUSED if isinstance(step, CuTileStep)]
 TOGETHER = {
     "larger_tile": {"tile", "warps", "occupancy", "latency"},
     "cluster": {"tile", "cluster"},
-    "gluon_larger_tile": {"tile", "defer_sum"},
-    "head_dim_tiling": {"share_keys_values", "query_in_registers", "schedule"},
+    "gluon_larger_tile": {"tile", "sums"},
+    "shared_kv_buffer": {"copies", "stages"},
+    "head_dim_tiling": {"copies", "stages", "queries", "schedule"},
     "intra_warpgroup_overlap": {"generation", "registers"},
     "lpt_scheduler": {"order", "output_to", "free"},
     "three_warpgroups": {"groups", "turns"},

@@ -38,8 +38,8 @@ LATER = {  # names that only later steps bring; ordinary words that are names, t
         "shared_kv_buffer",
         "q_registers",
         "head_dim_tiling",
-        "defer_sum",
-        "share_keys_values",
+        "Sums",
+        "Copies",
     },
 }
 
