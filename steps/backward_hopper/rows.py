@@ -15,7 +15,7 @@ AT_ONCE = gl.constexpr(4096)  # rows that it loads at once: 8 a thread, as each 
 
 @gluon.jit
 def prepare_rows(aside, first_row, line, clear, rows: gl.constexpr, variant: gl.constexpr):
-    """A few rows of a head: log-sum-exps in base 2; row sums (delta) of dO * O; zeros for dQ, if ``clear``.
+    """A few rows of a head: log-sum-exps in base 2; row sums (delta) of dO * O; zeros for dQ, where asked for.
 
     Rows past the end, and rows that see no key, get plus infinity: their weights will be zero. line: the head, among
     those of all batches. A lane has 16 columns of O and dO, in one row, which takes few addresses.

@@ -12,8 +12,12 @@ are not taken. ``python -m steps.show NAME`` prints a step's kernel without them
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import cuda.tile as ct
+
+from steps.core.fused import Pieces
 
 LN2 = math.log(2)  # as a number: cuTile translates no call of math's functions
 LOG2E = 1 / LN2
@@ -73,10 +77,7 @@ def load_sink(Sinks, head, variant):
         sinks = ct.reshape(sinks, (variant.tile.query, 1))
     else:
         sinks = ct.broadcast_to(ct.load(Sinks, (head, 0), (1, 1)), (variant.tile.query, 1))
-    if variant.base == 2:
-        return sinks * LOG2E
-    else:
-        return sinks
+    return variant.base.of_sink(sinks)
 
 
 def fold_scales(scale, batch, kv_head):
@@ -174,6 +175,16 @@ def hide(scores, query_index, j, tile, seq_len_kv, variant):
     return scores
 
 
+def add_in_float32(weights, values, accumulator):
+    """PV product: the output so far, with one more tile of values."""
+    return ct.mma(weights, values, accumulator)
+
+
+def add_in_tensor_cores(weights, values, accumulator):
+    """The same in fp8, where the tensor cores add up the tiles, too."""
+    return ct.mma(weights, values, accumulator, use_fast_acc=True)
+
+
 def absorb(scores, V, batch, kv_head, j, tile, latency, row_max, row_sum, accumulator, scale, variant):
     """Online softmax and PV product: maxima, sums and output with one more tile of keys."""
     scale = factor(scale, variant)
@@ -189,10 +200,7 @@ def absorb(scores, V, batch, kv_head, j, tile, latency, row_max, row_sum, accumu
         values = v
         if ct.static_eval(isinstance(weights, tuple)):
             values = ct.extract(v, (n, 0), (piece.shape[1], variant.head_dim))
-        if variant.fast_acc:
-            accumulator = ct.mma(ct.astype(piece, V.dtype), values, accumulator, use_fast_acc=True)
-        else:
-            accumulator = ct.mma(ct.astype(piece, V.dtype), values, accumulator)
+        accumulator = variant.add_up(ct.astype(piece, V.dtype), values, accumulator)
     return row_max, row_sum, accumulator
 
 
@@ -204,12 +212,54 @@ def with_maxima(row_sum, row_max, variant):
         return row_sum
 
 
-def log_sum_exp(row_max, row_sum, variant):
+@dataclass(frozen=True)
+class Base(Pieces):
+    """Of the softmax's exponentials. of_sink(sinks): sinks as its scores are.
+
+    log_sum_exp(row_max, row_sum): the natural logarithm of the sum of exponentials of a row's scaled scores [query, 1].
+    """
+
+    of_sink: Callable
+    log_sum_exp: Callable
+
+
+def sinks_in_base_2(sinks):
+    """Sinks, as scores in base 2."""
+    return sinks * LOG2E
+
+
+def log_sum_exp2(row_max, row_sum):
+    """The natural logarithm of the sum of exponentials of a row's scaled scores [query, 1], from base 2."""
+    return (row_max + ct.log2(row_sum)) * LN2
+
+
+def sinks_as_given(sinks):
+    """Sinks, as scores in base e."""
+    return sinks
+
+
+def log_sum_exp(row_max, row_sum):
     """The natural logarithm of the sum of exponentials of a row's scaled scores [query, 1]."""
-    if variant.base == 2:
-        return (row_max + ct.log2(row_sum)) * LN2
-    else:
-        return row_max + ct.log(row_sum)
+    return row_max + ct.log(row_sum)
+
+
+BASE_2 = Base(sinks_in_base_2, log_sum_exp2)
+BASE_E = Base(sinks_as_given, log_sum_exp)
+
+
+def store_whole(Out, o, q, i, head, batch, scale, variant):
+    """Store a tile of the output. The compiler lets it leave through the buffer of Q in shared memory."""
+    ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, variant.tile.query, variant.head_dim)))
+
+
+def store_halves(Out, o, q, i, head, batch, scale, variant):
+    """Store a tile of the output in two halves, through a buffer of its own."""
+    half = (variant.tile.query, variant.head_dim // 2)
+    left, right = ct.extract(o, (0, 0), half), ct.extract(o, (0, 1), half)
+    # The scale is never negative: nothing changes. But Q is read again, so its room is not free for the output.
+    left = ct.where(scale < 0, ct.extract(q, (0, 0), half), left)
+    ct.store(Out, (batch, head, i, 0), ct.reshape(left, (1, 1, *half)))
+    ct.store(Out, (batch, head, i, 1), ct.reshape(right, (1, 1, *half)))
 
 
 def finish(Out, i, head, batch, q, row_sum, accumulator, scale, variant):
@@ -217,7 +267,7 @@ def finish(Out, i, head, batch, q, row_sum, accumulator, scale, variant):
     if variant.lse:
         Out, LSE = Out
         row_sum, row_max = row_sum
-        lse = log_sum_exp(row_max, row_sum, variant)
+        lse = variant.base.log_sum_exp(row_max, row_sum)
         if variant.together:
             ct.store(LSE, (batch, head, 0, i), ct.reshape(lse, (1, 1, variant.together, variant.rows)))
         else:
@@ -226,15 +276,8 @@ def finish(Out, i, head, batch, q, row_sum, accumulator, scale, variant):
     if variant.together:
         shape = (1, 1, variant.together, variant.rows, variant.head_dim)
         ct.store(Out, (batch, head, 0, i, 0), ct.reshape(o, shape))
-    elif variant.apart:
-        half = (variant.tile.query, variant.head_dim // 2)
-        left, right = ct.extract(o, (0, 0), half), ct.extract(o, (0, 1), half)
-        # The scale is never negative: nothing changes. But Q is read again, so its room is not free for the output.
-        left = ct.where(scale < 0, ct.extract(q, (0, 0), half), left)
-        ct.store(Out, (batch, head, i, 0), ct.reshape(left, (1, 1, *half)))
-        ct.store(Out, (batch, head, i, 1), ct.reshape(right, (1, 1, *half)))
     else:
-        ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, variant.tile.query, variant.head_dim)))
+        variant.store(Out, o, q, i, head, batch, scale, variant)
 
 
 def attend(i, head, batch, Q, K, V, Out, scale, variant):
@@ -254,37 +297,51 @@ def attend(i, head, batch, Q, K, V, Out, scale, variant):
         row_max, row_sum, accumulator = attend_in_window(
             q, K, V, i, batch, kv_head, seq_len_kv, unmasked, query_index, row_max, row_sum, accumulator, scale, variant
         )
-    elif variant.mask_loop:
-        tile, hints = variant.tile, variant.mask_loop.latency
-        for j in range(unmasked):
-            scores = product(q, K, batch, kv_head, j, tile, hints, variant)
-            scores = cap(scores, scale, variant)
-            row_max, row_sum, accumulator = absorb(
-                scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
-            )
-        narrow = variant.narrow
-        first, end = narrow_tiles(i, seq_len_kv, unmasked, variant)
-        for j in range(first, end):
-            scores = product(q, K, batch, kv_head, j, narrow, variant.latency, variant)
-            scores = cap(scores, scale, variant)
-            scores = hide(scores, query_index, j, narrow, seq_len_kv, variant)
-            row_max, row_sum, accumulator = absorb(
-                scores, V, batch, kv_head, j, narrow, variant.latency, row_max, row_sum, accumulator, scale, variant
-            )
     else:
-        tile, hints = variant.tile, variant.latency
-        for j in range(end):
-            scores = product(q, K, batch, kv_head, j, tile, hints, variant)
-            scores = cap(scores, scale, variant)
-            # The compiler splits the loop here: whole tiles never ask.
-            if (variant.causal or variant.ragged) and j >= unmasked:
-                scores = hide(scores, query_index, j, tile, seq_len_kv, variant)
-            row_max, row_sum, accumulator = absorb(
-                scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
-            )
+        row_max, row_sum, accumulator = variant.walk(
+            q, K, V, i, batch, kv_head, unmasked, end, query_index, row_max, row_sum, accumulator, scale, variant
+        )
     if variant.quantized:
         accumulator = accumulator * value_scale
     finish(Out, i, head, batch, q, with_maxima(row_sum, row_max, variant), accumulator, scale, variant)
+
+
+def in_one_loop(q, K, V, i, batch, kv_head, unmasked, end, query_index, row_max, row_sum, accumulator, scale, variant):
+    """Maxima, sums and output with all tiles of keys that a tile of queries sees."""
+    seq_len_kv = K.shape[2]
+    tile, hints = variant.tile, variant.latency
+    for j in range(end):
+        scores = product(q, K, batch, kv_head, j, tile, hints, variant)
+        scores = cap(scores, scale, variant)
+        # The compiler splits the loop here: whole tiles never ask.
+        if (variant.causal or variant.ragged) and j >= unmasked:
+            scores = hide(scores, query_index, j, tile, seq_len_kv, variant)
+        row_max, row_sum, accumulator = absorb(
+            scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
+        )
+    return row_max, row_sum, accumulator
+
+
+def in_two_loops(q, K, V, i, batch, kv_head, unmasked, end, query_index, row_max, row_sum, accumulator, scale, variant):
+    """The same, with a loop of its own for the keys that the mask cuts, in narrower tiles."""
+    seq_len_kv = K.shape[2]
+    tile, hints = variant.tile, variant.mask_loop.latency
+    for j in range(unmasked):
+        scores = product(q, K, batch, kv_head, j, tile, hints, variant)
+        scores = cap(scores, scale, variant)
+        row_max, row_sum, accumulator = absorb(
+            scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
+        )
+    narrow = variant.narrow
+    first, end = narrow_tiles(i, seq_len_kv, unmasked, variant)
+    for j in range(first, end):
+        scores = product(q, K, batch, kv_head, j, narrow, variant.latency, variant)
+        scores = cap(scores, scale, variant)
+        scores = hide(scores, query_index, j, narrow, seq_len_kv, variant)
+        row_max, row_sum, accumulator = absorb(
+            scores, V, batch, kv_head, j, narrow, variant.latency, row_max, row_sum, accumulator, scale, variant
+        )
+    return row_max, row_sum, accumulator
 
 
 def attend_in_window(
@@ -355,51 +412,86 @@ def attend_packed(number, head, Q, K, V, Out, scale, begins_q, begins_k, variant
         attend(i, head, 0, Q, K, V, Out, scale, variant)
 
 
-def make_kernel_function(variant):
-    """The skeleton as a plain Python function, for the interpreter and the compiler.
+# --- which block computes which tiles ---
 
-    Its arguments: Q, K, V, Out, scale; for persistent blocks order, starts (``steps.core.order``).
-    For packed sequences where those of the queries and of the keys begin (``tutorial_lib.packing``). Where a tile holds
-    queries of all heads of a group, Q and Out are [batch, kv_heads, group_size, query, head_dim]. With sinks, scale is
-    the scale and an array of them: [heads, 1], or where a tile holds a group, [kv_heads, group_size].
-    With Q, K and V in fp8 scale is the scale and theirs (``fold_scales``).
+
+@dataclass(frozen=True)
+class Scheduler(Pieces):
+    """kernel(variant): the skeleton as a plain Python function, for the interpreter and the compiler.
+
+    Its arguments: Q, K, V, Out, scale; where lists is 2, also order, starts (``steps.core.order``). For packed
+    sequences where those of the queries and of the keys begin (``tutorial_lib.packing``). Where a tile holds queries of
+    all heads of a group, Q and Out are [batch, kv_heads, group_size, query, head_dim]. With sinks, scale is the scale
+    and an array of them: [heads, 1], or where a tile holds a group, [kv_heads, group_size]. With Q, K and V in fp8
+    scale is the scale and theirs (``fold_scales``).
+    in_order: whether blocks have one axis, along which an order says what they compute.
     """
-    if variant.sequences:
 
-        def fmha(Q, K, V, Out, scale, begins_q, begins_k):
-            attend_packed(ct.bid(0), ct.bid(1), Q, K, V, Out, scale, begins_q, begins_k, variant)
+    kernel: Callable
+    in_order: bool = False
+    lists: int = 0
 
-    elif variant.counted:
 
-        def fmha(Q, K, V, Out, scale):
-            if variant.together:
-                tiles = ct.cdiv(Q.shape[3], variant.rows) * Q.shape[1] * Q.shape[0]
-            else:
-                tiles = ct.cdiv(Q.shape[2], variant.tile.query) * Q.shape[1] * Q.shape[0]
-            for n in range(ct.bid(0), tiles, ct.num_blocks(0)):
-                i, head, batch = position(n, Q, variant)
-                attend(i, head, batch, Q, K, V, Out, scale, variant)
+def block_a_tile(variant):
+    """A block for each tile of queries of each head."""
 
-    elif variant.persistent:
-
-        def fmha(Q, K, V, Out, scale, order, starts):
-            block = ct.bid(0)
-            first = ct.load(starts, (block,), ())
-            for n in range(first, ct.load(starts, (block + 1,), ())):
-                i, head, batch = position(ct.load(order, (n,), ()), Q, variant)
-                attend(i, head, batch, Q, K, V, Out, scale, variant)
-
-    elif variant.section:
-
-        def fmha(Q, K, V, Out, scale):
-            heads = Q.shape[1]
-            tiles_a_head = ct.cdiv(Q.shape[2], variant.tile.query)
-            i, head = place_in_section(ct.bid(0), tiles_a_head, variant)
-            attend(i, head % heads, head // heads, Q, K, V, Out, scale, variant)
-
-    else:
-
-        def fmha(Q, K, V, Out, scale):
-            attend(ct.bid(0), ct.bid(1), ct.bid(2), Q, K, V, Out, scale, variant)
+    def fmha(Q, K, V, Out, scale):
+        attend(ct.bid(0), ct.bid(1), ct.bid(2), Q, K, V, Out, scale, variant)
 
     return fmha
+
+
+def block_a_tile_in_sections(variant):
+    """A block for each tile, numbered so that heads come in sections, and the longest tiles first."""
+
+    def fmha(Q, K, V, Out, scale):
+        heads = Q.shape[1]
+        tiles_a_head = ct.cdiv(Q.shape[2], variant.tile.query)
+        i, head = place_in_section(ct.bid(0), tiles_a_head, variant)
+        attend(i, head % heads, head // heads, Q, K, V, Out, scale, variant)
+
+    return fmha
+
+
+def blocks_with_lists(variant):
+    """Persistent blocks, each with a list of tiles."""
+
+    def fmha(Q, K, V, Out, scale, order, starts):
+        block = ct.bid(0)
+        first = ct.load(starts, (block,), ())
+        for n in range(first, ct.load(starts, (block + 1,), ())):
+            i, head, batch = position(ct.load(order, (n,), ()), Q, variant)
+            attend(i, head, batch, Q, K, V, Out, scale, variant)
+
+    return fmha
+
+
+def blocks_that_count(variant):
+    """Persistent blocks: of n, each takes every n-th tile."""
+
+    def fmha(Q, K, V, Out, scale):
+        if variant.together:
+            tiles = ct.cdiv(Q.shape[3], variant.rows) * Q.shape[1] * Q.shape[0]
+        else:
+            tiles = ct.cdiv(Q.shape[2], variant.tile.query) * Q.shape[1] * Q.shape[0]
+        for n in range(ct.bid(0), tiles, ct.num_blocks(0)):
+            i, head, batch = position(n, Q, variant)
+            attend(i, head, batch, Q, K, V, Out, scale, variant)
+
+    return fmha
+
+
+def block_a_packed_tile(variant):
+    """A block for each tile of packed sequences."""
+
+    def fmha(Q, K, V, Out, scale, begins_q, begins_k):
+        attend_packed(ct.bid(0), ct.bid(1), Q, K, V, Out, scale, begins_q, begins_k, variant)
+
+    return fmha
+
+
+NATURAL_ORDER = Scheduler(block_a_tile)
+SECTIONS = Scheduler(block_a_tile_in_sections, in_order=True)
+LISTS = Scheduler(blocks_with_lists, in_order=True, lists=2)
+COUNTING = Scheduler(blocks_that_count, in_order=True)
+PACKED = Scheduler(block_a_packed_tile)

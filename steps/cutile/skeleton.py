@@ -19,7 +19,18 @@ from steps.core.rules import rule_for
 from steps.core.step import target_of
 from steps.core.tiles import BlockShape, Tile
 from steps.core.work import Work, places
-from steps.cutile.kernel import make_kernel_function
+from steps.cutile.kernel import (
+    BASE_2,
+    COUNTING,
+    LISTS,
+    NATURAL_ORDER,
+    PACKED,
+    SECTIONS,
+    Scheduler,
+    in_one_loop,
+    in_two_loops,
+    store_whole,
+)
 from steps.cutile.launching import Part, compiled_when_launched, launcher
 from steps.cutile.variant import Latency, MaskLoop, Variant
 from tutorial_lib.problem import Problem, positive
@@ -45,7 +56,7 @@ class CuTileStep(InCuTile, FusedStep):
     tile: query rows and keys a block works on; None takes what the launch rules have (``steps.core.rules``).
     searched: tile, warps, cluster and occupancy are what a search found, where the launch rules have that.
     mask_loop: what the mask cuts is computed in narrower tiles of keys, in a loop of their own.
-    apart: where there is no such loop, the output does not leave through Q's buffer in shared memory.
+    store(Out, o, q, i, head, batch, scale, variant): how a tile of the output leaves, where there is no such loop.
     takes: of ``Problem.features`` what the kernel is asked to compute, too; each is compiled in only where it is asked.
     pack_groups: a tile holds queries of all heads of a group, which share its tiles of keys.
 
@@ -63,7 +74,7 @@ class CuTileStep(InCuTile, FusedStep):
     tile: Tile | None = hole(default=None, none="by the launch rule")
     searched: bool = hole(default=False)
     mask_loop: MaskLoop | None = hole(by_problem=True, default=None, none="none")
-    apart: bool = hole(default=False)
+    store: Callable = hole(default=store_whole)
     takes: tuple[str, ...] = hole(told=False, default=())
     pack_groups: bool = hole(told=False, default=False)
 
@@ -117,13 +128,13 @@ class CuTileStep(InCuTile, FusedStep):
             group_size=1 if self.packs(problem) else problem.group_size,
             causal=problem.causal,
             ragged=ragged,
-            persistent=order.persistent,
+            scheduler=scheduler_of(order, problem),
             section=order.section(problem),
             mask_loop=mask_loop,
-            # With two loops there is no room for it; and both halves of the tile must hold columns of the tensor.
-            apart=self.apart and mask_loop is None and given > problem.head_dim // 2,
-            counted=order.counts(problem),
-            base=getattr(self.softmax, "base", 2),
+            walk=in_two_loops if mask_loop else in_one_loop,
+            # With two loops there is no room beside Q; and both halves of a tile must hold columns of the tensor.
+            store=self.store if mask_loop is None and given > problem.head_dim // 2 else store_whole,
+            base=getattr(self.softmax, "base", BASE_2),
             window=problem.window,
             softcap=problem.softcap,
             sequences=power_of_two(len(problem.lengths)) if problem.lengths else 0,
@@ -150,8 +161,7 @@ class CuTileStep(InCuTile, FusedStep):
         variant = step.variant(problem, arch)
         launched, rows = step.launched(problem, variant)
         held = places(arch, step.occupancy or 1, step.cluster or 1)
-        ordered = bool(variant.persistent or variant.section)
-        return Work.of_queries(launched, rows, held, ordered, variant.tile, variant.head_dim)
+        return Work.of_queries(launched, rows, held, variant.scheduler.in_order, variant.tile, variant.head_dim)
 
     def kernel_function(self, variant: Variant):
         """The kernel as a plain Python function, for the interpreter and the compiler."""
@@ -192,9 +202,9 @@ class CuTileStep(InCuTile, FusedStep):
         variant = self.variant(problem, target_of(q.device))
         launched, tile = self.launched(problem, variant)
         blocks, lists = grid(launched, tile), ()
-        if variant.persistent or variant.section:
+        if variant.scheduler.in_order:
             number, order = self.order.blocks(launched, tile, q.device, self.occupancy or 1)
-            blocks, lists = (number, 1, 1), order[: variant.lists]
+            blocks, lists = (number, 1, 1), order[: variant.scheduler.lists]
         sign, scale = positive(problem.effective_scale)
         place, lse_place = places_like(q, dtype), return_lse and places_like(empty_lse(q))
         heads = (problem.kv_heads, problem.group_size)
@@ -233,7 +243,7 @@ class CuTileStep(InCuTile, FusedStep):
 
         variant = self.variant(problem, arch)
         launched, tile = self.launched(problem, variant)
-        lists = self.order_for(problem).lengths(launched, tile, arch)[: variant.lists]
+        lists = self.order_for(problem).lengths(launched, tile, arch)[: variant.scheduler.lists]
         if problem.lengths:
             lists = (len(problem.lengths) + 1,) * 2
         blocks = self.cluster or 1  # that share a tile: each computes its share of every iteration
@@ -249,6 +259,17 @@ class CuTileStep(InCuTile, FusedStep):
             blocks=blocks * self.order_for(problem).number(launched, tile, arch, self.occupancy or 1),
             kv_tiles=blocks * tiles_visited(launched, tile),
         )
+
+
+def scheduler_of(order: Order, problem: Problem) -> Scheduler:
+    """How blocks find the tiles that an order gives them."""
+    if problem.lengths:
+        return PACKED
+    if order.counts(problem):
+        return COUNTING
+    if order.persistent:
+        return LISTS
+    return SECTIONS if order.section(problem) else NATURAL_ORDER
 
 
 def power_of_two(n: int) -> int:
@@ -325,4 +346,4 @@ def configured_as(step: CuTileStep, found: BlockShape | None) -> CuTileStep:
 
 @cache
 def _kernel_function(variant: Variant):
-    return make_kernel_function(variant)
+    return variant.scheduler.kernel(variant)

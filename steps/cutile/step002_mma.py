@@ -8,11 +8,10 @@ This first kernel fills the skeleton's holes in the plainest way: keys are loade
 afterwards, ``exp`` is the exponential, and the end divides.
 """
 
-import math
-
 import cuda.tile as ct
 
 from steps.core.problems import HEADLINE
+from steps.cutile.kernel import BASE_E
 from steps.cutile.skeleton import CuTileStep
 from steps.reference import step001_naive
 
@@ -32,7 +31,7 @@ def softmax_exp(scores, row_max, scale):
     return weights, correction, new_max
 
 
-softmax_exp.base = math.e  # of its exponentials; all others' is 2
+softmax_exp.base = BASE_E  # of its exponentials; all others' is 2
 
 
 def divide_exactly(accumulator, row_sum):

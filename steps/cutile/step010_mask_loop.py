@@ -8,6 +8,7 @@ in shared memory for the tiles of both. With half tiles in the second loop, and 
 from steps.core.order import COUNTED
 from steps.core.problems import HEADLINE, standard
 from steps.cutile import step009_persistent
+from steps.cutile.kernel import store_halves
 from steps.cutile.variant import Latency, MaskLoop
 from tutorial_lib.problem import Problem
 
@@ -40,7 +41,7 @@ OUTPUT_BUFFER = STEP.evolve(
     change="Where shared memory has room beside Q's buffer, the output has a buffer of its own, and leaves in halves.",
     inside="mask_loop",
     default_problem=standard(1024, head_dim=64, causal=True),
-    apart=True,
+    store=store_halves,
 )
 
 # A list of tiles (step persistent) is worth its price where tiles differ in length. Without a mask they do not: every

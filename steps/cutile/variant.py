@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from steps.core.tiles import Tile
+from steps.cutile.kernel import Base, Scheduler, add_in_float32
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,10 @@ class MaskLoop:
 
 @dataclass(frozen=True)
 class Variant:
-    """What a kernel is compiled for. Everything here is a constant in the compiled code."""
+    """What a kernel is compiled for, and the functions that it is made of (``steps.cutile.kernel``).
+
+    Everything here is a constant in the compiled code.
+    """
 
     load_key: Callable
     softmax: Callable
@@ -43,25 +47,20 @@ class Variant:
     group_size: int  # heads of Q, as the kernel sees it, that share a head of K and V
     causal: bool
     ragged: bool  # the last tile of keys is not full
-    persistent: bool
+    scheduler: Scheduler
     section: int  # heads of a section, where blocks are numbered so; 0: they are not
     mask_loop: MaskLoop | None
-    apart: bool
-    counted: bool
-    base: float = 2  # of the softmax's exponentials
+    walk: Callable  # over the tiles of keys that a tile of queries sees
+    store: Callable
+    base: Base
     window: int | None = None  # of ``Problem``, as softcap
     softcap: float | None = None
     sequences: int = 0  # a power of two: packed, at most so many; 0: not packed
     together: int = 0  # heads of a group whose queries share a tile, a power of two; 0: a tile is of one head
     sinks: bool = False  # every query head has a sink: scale is the scale and an array of them
     quantized: bool = False  # Q, K and V are in fp8: scale is that of the softmax, and theirs
-    fast_acc: bool = False  # the tensor cores add up the PV products of all tiles; else float32 does, in fp8
+    add_up: Callable = add_in_float32  # who adds up the PV products of all tiles
     lse: bool = False  # the log-sum-exp of every query is stored, too: Out is the output and an array for it
-
-    @property
-    def lists(self) -> int:
-        """How many lists of ``steps.core.order`` the kernel reads: order, starts."""
-        return 2 if self.persistent and not self.counted else 0
 
     @property
     def rows(self) -> int:

@@ -18,8 +18,9 @@ from steps.backward_cutile.skeleton import ROWS, CuTileGradients
 from steps.backward_hopper import rows
 from steps.backward_hopper.lib import NOBODY
 from steps.backward_hopper.skeleton import ROW_WARPS, HopperGradients
+from steps.core.gradients import TorchGradients
 from steps.core.order import Order
-from steps.core.step import Step, Unsupported
+from steps.core.step import Step, TorchStep, Unsupported
 from steps.core.tiles import Tile
 from steps.cutile.skeleton import CuTileStep
 from steps.everyday import decoding
@@ -98,6 +99,15 @@ def of_order(order: Order, problem: Problem, tile: Tile) -> dict:
     }
 
 
+@launch_of.register(TorchStep)
+@launch_of.register(TorchGradients)
+def _of_pytorch(step: TorchStep | TorchGradients, problem: Problem, arch: str) -> Launch:
+    """Of a function that calls PyTorch's, if it is more than one such call; takes no mask but a causal one."""
+    if not step.function.__module__.startswith("steps.") or problem.features:
+        raise Unsupported(f"step {step.label} has no kernel of its own to export: it is PyTorch's own")
+    return Launch(("checks", "pytorch"), {"kernel": (step.function, {})}, {"ragged": True})
+
+
 @launch_of.register
 def _of_cutile(step: CuTileStep, problem: Problem, arch: str) -> Launch:
     variant = step.variant(problem, arch)
@@ -162,9 +172,8 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_key", "shared_value")}
     layouts["shared_output"] = variant.shared
     kernels = {"kernel": step.entry(problem, arch)}
-    return Launch(
-        hosts("tma", values), kernels, values, layouts, left_out, lambda: tables(forward_notes(step, problem))
-    )
+    templates, notes = hosts("tma", values), partial(forward_notes, step, problem)
+    return Launch(templates, kernels, values, layouts, left_out, lambda: tables(notes()))
 
 
 @launch_of.register

@@ -7,14 +7,18 @@ of launching, filled in with what the step's launch says (``launches``).
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 import re
+import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 from steps.core.fused import FusedStep
+from steps.core.gradients import TorchGradients
 from steps.core.ladder import get_step
-from steps.core.step import Step, Unsupported
+from steps.core.step import Step, TorchStep, Unsupported
 from steps.exporting.launches import Launch, Raw, launch_of, with_lse
 from steps.exporting.others import for_another_head_dim
 from steps.writing.flat import formatted, import_lines
@@ -114,12 +118,13 @@ def standalone(step: Step, problem: Problem, arch: str | None = None, lse: bool 
 
 def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch, str]:
     """(what a program is made of, its text without the header). Raises as ``standalone`` does."""
-    if step.several or not isinstance(step, FusedStep):
+    in_pytorch = isinstance(step, TorchStep | TorchGradients)
+    if step.several or not (in_pytorch or isinstance(step, FusedStep)):
         what = "computes over several GPUs" if step.several else "calls PyTorch"
         raise Unsupported(f"step {step.label} has no kernel of its own to export: it {what}")
     if reason := step.unsupported(problem, arch):
         raise Unsupported(f"step {step.label}: {reason}")
-    launch = launch_of(step.configured(problem, arch), problem, arch)
+    launch = launch_of(step if in_pytorch else step.configured(problem, arch), problem, arch)
     beside = [name for name in problem.features if name in BESIDE]
     if others := [name for name in beside if name not in TAKEN.get(launch.hosts[-1], ())]:
         raise Unsupported(f"step {step.label} cannot be exported with {FEATURES[others[0]]}")
@@ -128,7 +133,7 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
         raise Unsupported(f"step {step.label} cannot be exported with {both} at once")
     launch = with_lse(step, launch) if lse else launch
     kernels = {name: (entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
-    text = without_docstring(flat_text(*kernels.values(), alone=True))
+    text = source_of(step.function) if in_pytorch else without_docstring(flat_text(*kernels.values(), alone=True))
     for said in () if launch.values["ragged"] else NO_PADDING:
         text = text.replace(said, "")
     names: dict[str, Raw] = {}
@@ -137,7 +142,10 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
     values = {**common(step, problem, arch, lse), **launch.values, **names, "lse": lse}
     values |= {name: _constant(text, layout) for name, layout in launch.layouts.items()}
     constants, host = host_code((*launch.hosts, "main"), values, text)
-    text, places = CONSTANTS.subn(lambda found: found[0] + constants, text, count=1)
+    if in_pytorch:
+        text, places = f"{constants}\n\n{text}", 1
+    else:
+        text, places = CONSTANTS.subn(lambda found: found[0] + constants, text, count=1)
     if constants and not places:
         raise Unsupported(f"step {step.label} cannot be exported: its kernel has no constants to put the host's beside")
     text = joined(text, host)
@@ -149,7 +157,9 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
 def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str, lse: bool) -> str:
     """What the program says of itself. others: what it says of another head_dim. lse: whether it returns that."""
     what = {"forward": "Attention", "backward": "Gradients of attention", "paged": "Attention to keys in pages"}
+    plain = step.backend == "torch"
     language = {"cutile": "cuTile", "triton": "Triton"}.get(step.backend, "Gluon")
+    language = "PyTorch" if plain else f"{language}, with its launch"
     mask = [f"a sliding window of {problem.window}"] if problem.window else ["a causal mask"] if problem.causal else []
     mask += [f"a soft cap of {problem.softcap}"] if problem.softcap else []
     widths = f"head_dim {problem.head_dim}" + (f" (of v and o {problem.head_dim_v})" if problem.head_dim_v else "")
@@ -158,18 +168,19 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str,
     if problem.group_size > 1:
         compiled_in += [f"{problem.group_size} query heads for each head of keys and values"]
     compiled_in += [f"pages of {problem.page_size}"] if problem.page_size else []
-    told = [
-        f"Compiled in: {', '.join(compiled_in)}. Batch, heads and lengths may be others, as far as the checks say; the "
-        "launch is chosen for the problem at the end."
-    ]
+    made = "Made for" if plain else "Compiled in"
+    launched = "" if plain else "; the launch is chosen for the problem at the end"
+    others_too = "Batch, heads and lengths may be others, as far as the checks say"
+    told = [f"{made}: {', '.join(compiled_in)}. {others_too}{launched}."]
     told += [] if problem.page_size or problem.lengths else ["Tensors are [batch, heads, length, head_dim]."]
     told += [TOLD[name] for name in problem.features if name in TOLD]
     if problem.causal and not problem.page_size:
         told += ["Query i sees keys 0 to i, also where the lengths differ."]
-    if not getattr(step, "deterministic", True):
+    if not (plain or getattr(step, "deterministic", True)):
         told += ["Blocks add to dQ in any order, so its last bits vary."]
-    needs = "cuda-tile" if step.backend == "cutile" else "Triton 3.9"
-    told += [f"There is no autograd. It needs PyTorch and {needs}.", *launch.left_out]
+    told += ["Shared memory, barriers and layouts are the compiler's."] if step.backend == "cutile" else []
+    needs = {"cutile": "PyTorch and cuda-tile", "torch": "PyTorch"}.get(step.backend, "PyTorch and Triton 3.9")
+    told += [f"There is no autograd. It needs {needs}.", *launch.left_out]
     returned = OUTPUTS[kind(step)] + ("lse",) * lse
     options = [f"--head-dim {problem.head_dim}"] + [f"--seq-len {problem.seq_len_q}"] * (not problem.lengths)
     options += [f"--seq-len-kv {problem.seq_len_kv}"] if problem.seq_len_kv != problem.seq_len_q else []
@@ -179,7 +190,7 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str,
     options += ["--lse"] if lse else []
     return "\n\n".join(
         [
-            textwrap.fill(f"{what[kind(step)]} in {language}, with its launch, for {gpu(arch)}.", LINE_LENGTH - 3),
+            textwrap.fill(f"{what[kind(step)]} in {language}, for {gpu(arch)}.", LINE_LENGTH - 3),
             f"    {FUNCTIONS[kind(step)]}({inputs(step, problem)}, scale=None) -> {', '.join(returned)}",
             textwrap.fill(" ".join(told), LINE_LENGTH),
             *launch.tables(),
@@ -336,6 +347,14 @@ def filled_in(template: str, values: dict[str, object], written: dict[str, objec
             continue
         lines.append(VALUE.sub(lambda found: repr(written[found[1]]), line).replace(", )", ")"))
     return "\n".join(lines) + "\n"
+
+
+def source_of(function: Callable) -> str:
+    """The text of a function of PyTorch's calls, and of those in its module's names that it calls."""
+    called = [vars(sys.modules[function.__module__]).get(name) for name in function.__code__.co_names]
+    texts = [inspect.getsource(its) for its in (*filter(inspect.isfunction, called), function)]
+    text = "\n\n".join(text.replace("    import torch\n\n", "") for text in texts)
+    return re.sub(r"; shapes as in ``[\w.]+``", "", text)
 
 
 def without_docstring(text: str) -> str:

@@ -38,6 +38,8 @@ SHARED_BY_TWO = (
     "arrives, and only CTA 0 waits. At the cluster barrier all warps of both wait for each other; the first time is "
     "behind the initialization of barriers, where the compiler puts it."
 )
+EACH_CTA, BOTH_CTAS = "all warps of CTA 0, all warps of CTA 1", "all warps of both CTAs"
+PARITIES = re.compile(r"all warps of CTA 0: (\d), all warps of CTA 1: \1")
 BEFORE, NEXT, CLUSTER = "kernel before", "next kernel", "cluster barrier"
 
 
@@ -241,7 +243,21 @@ def tables(notes: Notes) -> list[str]:
     joint = ", ".join(sorted({called(notes, buffer) for buffer, row in notes.rows.items() if row.joint}))
     early = EARLY * any(notes.others[name].wait or notes.others[name].arrive for name in (BEFORE, NEXT))
     told = TOLD + products + COUNTED * bool(notes.counts) + early + SHARED_BY_TWO.format(joint) * bool(joint)
-    return ["\n".join([textwrap.fill(told, LINE_LENGTH), aligned(barrier_rows(notes)), memory(notes)])]
+    rows = [tuple(str(cell).replace(EACH_CTA, BOTH_CTAS) for cell in row) for row in barrier_rows(notes)]
+    rows = [tuple(PARITIES.sub(rf"{BOTH_CTAS}: \1", cell) for cell in row) for row in rows]
+    buffers = {called(notes, buffer) for buffer in notes.names}
+    said = ["complete when", *(purpose(row[0], buffers, notes.told) if row[1] else "" for row in rows[1:])]
+    table = aligned([(*row, its) for row, its in zip(rows, said)])
+    return ["\n".join([textwrap.fill(told, LINE_LENGTH), table, memory(notes)])]
+
+
+def purpose(name: str, buffers: set[str], told: dict[str, str]) -> str:
+    """What a barrier says when it is complete: of the buffer in its name, or as the record of barriers has it."""
+    buffer, _, kind = name.rpartition("_")
+    of_buffer = {"full": "filled", "empty": "read"}.get(kind)
+    if of_buffer and (buffer in buffers or buffer == "keys"):
+        return f"{'key, value' if buffer == 'keys' else buffer}: {of_buffer}"
+    return _said(name, told).partition(",")[0]  # the kernel's record says the rest
 
 
 def barrier_rows(notes: Notes) -> list[tuple]:
@@ -251,7 +267,7 @@ def barrier_rows(notes: Notes) -> list[tuple]:
         known = rows.setdefault(called(notes, buffer), row)
         known.arrive |= row.arrive
         known.wait |= row.wait
-    found = [("barrier", "slots", "arrivals", "who arrives", "who waits, and the parity of the first wait")]
+    found = [("barrier", "slots", "arrivals", "who arrives", "who waits, and its first parity")]
     counted: dict[tuple, Row] = {}  # those that the same roles add to are one row
     for (name, _), row in notes.counts.items():
         counted.setdefault((name, *sorted(row.arrive)), row).wait |= row.wait

@@ -9,6 +9,7 @@ from typing import ClassVar
 from steps.core.fused import hole
 from steps.core.quantized import QuantizedStep
 from steps.core.step import target_of
+from steps.cutile.kernel import add_in_float32, add_in_tensor_cores
 from steps.cutile.skeleton import CuTileStep
 from steps.cutile.variant import Variant
 from tutorial_lib.compiler import CUTILE_ARCHITECTURES
@@ -43,7 +44,8 @@ class Fp8CuTileStep(QuantizedStep, CuTileStep):
 
     def variant(self, problem: Problem, arch: str) -> Variant:
         fast_acc = self.for_problem(problem).fast_acc
-        return dataclasses.replace(super().variant(problem, arch), quantized=True, fast_acc=fast_acc)
+        add_up = add_in_tensor_cores if fast_acc else add_in_float32
+        return dataclasses.replace(super().variant(problem, arch), quantized=True, add_up=add_up)
 
     def make_ready(self, problem, tensors, out, dtype, return_lse=False):
         variant = dataclasses.replace(self.variant(problem, target_of(tensors[0].device)), lse=return_lse)

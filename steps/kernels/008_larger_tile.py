@@ -4,7 +4,8 @@
 
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end. Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i,
-also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
+also where the lengths differ. Shared memory, barriers and layouts are the compiler's. There is no autograd. It needs
+PyTorch and cuda-tile.
 
 Made from step 8 larger_tile (A larger tile, eight warps) of the FMHA tutorial by
 python -m steps.export larger_tile --head-dim 128 --seq-len 16384 --dtype float16 --causal
@@ -64,6 +65,7 @@ def fmha(Q, K, V, Out, scale):
     unmasked = min(unmasked, (i * TILE_QUERY) // TILE_KEY)
     end = min(end, ct.cdiv((i + 1) * TILE_QUERY, TILE_KEY))
     query_index = i * TILE_QUERY + ct.arange(TILE_QUERY, dtype=ct.int32)[:, None]
+    # Maxima, sums and output with all tiles of keys that a tile of queries sees.
     for j in range(end):
         # QK product: scores [query, key].
         k = load_key_transposed(K, batch, head, j)  # [head_dim, key]

@@ -4,7 +4,8 @@
 
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end. Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i,
-also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
+also where the lengths differ. Shared memory, barriers and layouts are the compiler's. There is no autograd. It needs
+PyTorch and cuda-tile.
 
 Made from step 10 mask_loop (A loop for the mask) of the FMHA tutorial by
 python -m steps.export mask_loop --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -22,8 +23,8 @@ import cuda.tile as ct
 import torch
 from triton.testing import do_bench
 
-TILE_QUERY, TILE_KEY, MASK_LOOP_LATENCY_KEY, MASK_LOOP_LATENCY_VALUE = 128, 128, 4, 8
-NARROW_KEY, HEAD_DIM, LEAST, INVERSE_LN2 = 64, 128, -3.4028234663852886e38, 1.4426950408889634
+TILE_QUERY, TILE_KEY, HEAD_DIM, LEAST, NARROW_KEY = 128, 128, 128, -3.4028234663852886e38, 64
+MASK_LOOP_LATENCY_KEY, MASK_LOOP_LATENCY_VALUE, INVERSE_LN2 = 4, 8, 1.4426950408889634
 
 
 def softmax_exp2(scores, row_max, scale):
@@ -97,6 +98,7 @@ def fmha(Q, K, V, Out, scale, order, starts):
         accumulator = ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32)
         unmasked, end = tiles_to_visit(i, seq_len_kv, TILE_KEY)
         query_index = i * TILE_QUERY + ct.arange(TILE_QUERY, dtype=ct.int32)[:, None]
+        # The same, with a loop of its own for the keys that the mask cuts, in narrower tiles.
         for j in range(unmasked):
             scores = product(q, K, batch, head, j, TILE_KEY, MASK_LOOP_LATENCY_KEY)
             row_max, row_sum, accumulator = absorb(

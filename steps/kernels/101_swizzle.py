@@ -87,7 +87,6 @@ def copy_panels(panels, stage, pointer, stride, tile_index, limit):
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
 def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_len_q, seq_len_kv):
     PANELS: gl.constexpr = HEAD_DIM // COLUMNS
-    ROWS: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
     dtype: gl.constexpr = Q.dtype.element_ty
     # --- which queries are ours, and which keys they see ---
     first_query = gl.program_id(0) * TILE_QUERY
@@ -108,14 +107,15 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         values = values + (gl.allocate_shared_memory(dtype, [STAGES, TILE_KEY, COLUMNS], SHARED),)
     query = ()
     for c in gl.static_range(PANELS):
-        panel = gl.allocate_shared_memory(dtype, [TILE_QUERY, COLUMNS], SHARED)
+        panel = gl.allocate_shared_memory(keys[c].dtype, [TILE_QUERY, COLUMNS], SHARED)
         copy_rows(panel, Q + c * COLUMNS, q_strides[2], first_query, seq_len_q, True)
         query = query + (panel,)
-    # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
+    # --- copies that run ahead of the loop ---
     copy_panels(keys, 0, K, row_stride, gl.minimum(0, end - 1), seq_len_kv)
     copy_panels(values, 0, V, row_stride, gl.minimum(0, end - 1), seq_len_kv)
     async_copy.commit_group()
-    row_max, row_sum = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS), gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
+    row_max = gl.full([TILE_QUERY], LEAST, gl.float32, gl.SliceLayout(1, ACCUMULATOR))
+    row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, gl.SliceLayout(1, ACCUMULATOR))
     accumulators = ()  # not yet normalised
     for _ in gl.static_range(PANELS):
         accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, ACCUMULATOR),)
@@ -143,9 +143,8 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                 v = values[c].index(stage).load(RIGHT)
                 updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
             accumulators = updated
-            # --- all warps have read this tile: begin to copy a later one into its slot ---
+            # --- a later tile takes the place of this one ---
             gl.barrier()
-            # Begin to copy a later tile into the stage of the j-th, which all warps have read.
             later = gl.minimum(j + STAGES, end - 1)
             copy_panels(keys, stage, K, row_stride, later, seq_len_kv)
             copy_panels(values, stage, V, row_stride, later, seq_len_kv)

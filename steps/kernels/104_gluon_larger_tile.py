@@ -60,6 +60,13 @@ def sum_own(weights):
 
 
 @gluon.jit
+def add_own(row_sum, correction, weights):
+    """The sums of each lane so far, and those of what it holds of one more tile."""
+    own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
+    return row_sum * own[:, None] + sum_own(weights)
+
+
+@gluon.jit
 def copy_rows(shared, pointer, stride, first, limit, guard: gl.constexpr):
     """Begin to copy rows [first, first + tile) to shared memory; with guard, rows from limit on become zero."""
     row = gl.arange(0, shared.shape[0], gl.SliceLayout(1, COPY))
@@ -82,7 +89,6 @@ def copy_panels(panels, stage, pointer, stride, tile_index, limit):
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
 def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_len_q, seq_len_kv):
     PANELS: gl.constexpr = HEAD_DIM // COLUMNS
-    ROWS: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
     dtype: gl.constexpr = Q.dtype.element_ty
     # --- which queries are ours, and which keys they see ---
     first_query = gl.program_id(0) * TILE_QUERY
@@ -103,15 +109,15 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         values = values + (gl.allocate_shared_memory(dtype, [STAGES, TILE_KEY, COLUMNS], SHARED),)
     query = ()
     for c in gl.static_range(PANELS):
-        panel = gl.allocate_shared_memory(dtype, [TILE_QUERY, COLUMNS], SHARED)
+        panel = gl.allocate_shared_memory(keys[c].dtype, [TILE_QUERY, COLUMNS], SHARED)
         copy_rows(panel, Q + c * COLUMNS, q_strides[2], first_query, seq_len_q, True)
         query = query + (panel,)
-    # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
+    # --- copies that run ahead of the loop ---
     for n in gl.static_range(STAGES):
         copy_panels(keys, n, K, row_stride, gl.minimum(n, end - 1), seq_len_kv)
         copy_panels(values, n, V, row_stride, gl.minimum(n, end - 1), seq_len_kv)
         async_copy.commit_group()
-    row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
+    row_max = gl.full([TILE_QUERY], LEAST, gl.float32, gl.SliceLayout(1, ACCUMULATOR))
     row_sum = sum_own(gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, ACCUMULATOR))
     accumulators = ()  # not yet normalised
     for _ in gl.static_range(PANELS):
@@ -128,8 +134,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
             scores = mma_v2(query[c].load(LEFT), k, scores)
         # --- online softmax ---
         weights, correction, row_max = softmax(scores, row_max, scale)
-        own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
-        row_sum = row_sum * own[:, None] + sum_own(weights)
+        row_sum = add_own(row_sum, correction, weights)
         weights = gl.convert_layout(weights.to(dtype), LEFT)
         # --- output: PV product ---
         updated = ()
@@ -137,16 +142,15 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
             v = values[c].index(stage).load(RIGHT)
             updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
         accumulators = updated
-        # --- all warps have read this tile: begin to copy a later one into its slot ---
+        # --- a later tile takes the place of this one ---
         gl.barrier()
-        # Begin to copy a later tile into the stage of the j-th, which all warps have read.
         later = gl.minimum(j + STAGES, end - 1)
         copy_panels(keys, stage, K, row_stride, later, seq_len_kv)
         copy_panels(values, stage, V, row_stride, later, seq_len_kv)
         async_copy.commit_group()
     # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)
-    row_sum = gl.convert_layout(gl.sum(row_sum, 1), ROWS)
+    row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, ACCUMULATOR))
     for c in gl.static_range(PANELS):
         o = accumulators[c] * (1.0 / row_sum)[:, None]
         # Write o [query, columns] to rows [first, limit); through shared memory, so that a lane writes 16 bytes.

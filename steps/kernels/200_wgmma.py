@@ -8,10 +8,10 @@ also where the lengths differ. There is no autograd. It needs PyTorch and Triton
 in Triton that rewrites PTX (descriptors of wgmma, barriers).
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
-barrier     slots  arrivals  who arrives     who waits, and the parity of the first wait
-key_full    2      1         all warps, TMA  all warps: 0
-query_full  1      1         all warps, TMA  all warps: 0
-value_full  2      1         all warps, TMA  all warps: 0
+barrier     slots  arrivals  who arrives     who waits, and its first parity  complete when
+key_full    2      1         all warps, TMA  all warps: 0                     key: filled
+query_full  1      1         all warps, TMA  all warps: 0                     query: filled
+value_full  2      1         all warps, TMA  all warps: 0                     value: filled
 Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 40; together 163,880.
 
 Made from step 200 wgmma (TMA and wgmma) of the FMHA tutorial by

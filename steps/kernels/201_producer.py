@@ -8,13 +8,13 @@ also where the lengths differ. There is no autograd. It needs PyTorch and Triton
 in Triton that rewrites PTX (descriptors of wgmma, barriers).
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
-barrier      slots  arrivals  who arrives           who waits, and the parity of the first wait
-key_empty    2      2         consume 0, consume 1  produce 2: 1
-key_full     2      1         produce 2, TMA        consume 0: 0, consume 1: 0
-query_empty  1      2         consume 0, consume 1  produce 2: 1
-query_full   1      1         produce 2, TMA        consume 0: 0, consume 1: 0
-value_empty  2      2         consume 0, consume 1  produce 2: 1
-value_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
+barrier      slots  arrivals  who arrives           who waits, and its first parity  complete when
+key_empty    2      2         consume 0, consume 1  produce 2: 1                     key: read
+key_full     2      1         produce 2, TMA        consume 0: 0, consume 1: 0       key: filled
+query_empty  1      2         consume 0, consume 1  produce 2: 1                     query: read
+query_full   1      1         produce 2, TMA        consume 0: 0, consume 1: 0       query: filled
+value_empty  2      2         consume 0, consume 1  produce 2: 1                     value: read
+value_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0       value: filled
 Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 80; together 163,920.
 
 Made from step 201 producer (Producer and consumers) of the FMHA tutorial by

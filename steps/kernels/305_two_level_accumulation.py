@@ -10,14 +10,14 @@ barriers).
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there. gdc_wait awaits the kernel
 before, and gdc_launch_dependents lets the next one begin.
-barrier        slots  arrivals  who arrives           who waits, and the parity of the first wait
-key_empty      2      2         consume 0, consume 1  produce 2: 1
-key_full       2      1         produce 2, TMA        consume 0: 0, consume 1: 0
+barrier        slots  arrivals  who arrives           who waits, and its first parity  complete when
+key_empty      2      2         consume 0, consume 1  produce 2: 1                     key: read
+key_full       2      1         produce 2, TMA        consume 0: 0, consume 1: 0       key: filled
 nobody         1      1                               consume 0: 1, consume 1: 1
-query_empty    2      2         consume 0, consume 1  produce 2: 1
-query_full     2      1         produce 2, TMA        consume 0: 0, consume 1: 0
-value_empty    2      2         consume 0, consume 1  produce 2: 1
-value_full     2      1         produce 2, TMA        consume 0: 0, consume 1: 0
+query_empty    2      2         consume 0, consume 1  produce 2: 1                     query: read
+query_full     2      1         produce 2, TMA        consume 0: 0, consume 1: 0       query: filled
+value_empty    2      2         consume 0, consume 1  produce 2: 1                     value: read
+value_full     2      1         produce 2, TMA        consume 0: 0, consume 1: 0       value: filled
 kernel before                                         produce 2
 Bytes of shared memory: query 32,768, key 32,768, value 32,768, output 32,768, barriers 104; together 131,176.
 

@@ -4,7 +4,8 @@
 
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end. Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i,
-also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
+also where the lengths differ. Shared memory, barriers and layouts are the compiler's. There is no autograd. It needs
+PyTorch and cuda-tile.
 
 Made from step 405 two_blocks (Autotuned: two blocks per SM) of the FMHA tutorial by
 python -m steps.export two_blocks --head-dim 128 --seq-len 4096 --dtype float16 --causal

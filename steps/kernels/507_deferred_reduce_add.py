@@ -10,14 +10,14 @@ that rewrites PTX (descriptors of wgmma, barriers).
 Roles are called by their functions, with a number. TMA arrives when its bytes are there. Counts lie in global memory,
 polled until all have added to them. That ends if blocks begin in the order of their numbers: CUDA does not promise it.
 gdc_wait awaits the kernel before, and gdc_launch_dependents lets the next one begin.
-barrier         slots  arrivals  who arrives           who waits, and the parity of the first wait
-d_output_empty  2      2         consume 0, consume 1  consume 0: 1, consume 1: 1, produce 2: 1
-d_output_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
-d_scores_full   2      2         consume 0, consume 1  consume 0: 1, consume 1: 1
-done            2      2         consume 0, consume 1  consume 0: 0, consume 1: 0
-keys_full       1      1         produce 2, TMA        consume 0: 0, consume 1: 0
-query_empty     2      2         consume 0, consume 1  produce 2: 1
-query_full      2      1         produce 2, TMA        consume 0: 0, consume 1: 0
+barrier         slots  arrivals  who arrives           who waits, and its first parity           complete when
+d_output_empty  2      2         consume 0, consume 1  consume 0: 1, consume 1: 1, produce 2: 1  d_output: read
+d_output_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0                d_output: filled
+d_scores_full   2      2         consume 0, consume 1  consume 0: 1, consume 1: 1                d_scores: filled
+done            2      2         consume 0, consume 1  consume 0: 0, consume 1: 0                K and V are read
+keys_full       1      1         produce 2, TMA        consume 0: 0, consume 1: 0                key, value: filled
+query_empty     2      2         consume 0, consume 1  produce 2: 1                              query: read
+query_full      2      1         produce 2, TMA        consume 0: 0, consume 1: 0                query: filled
 counts                           consume 0, consume 1  spare 4
 counts                           spare 3               produce 2
 kernel before                                          produce 2, spare 3, spare 4
@@ -226,7 +226,7 @@ def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr
 
 @gluon.jit
 def prepare_rows(aside, first_row, line, clear, rows: gl.constexpr):
-    """A few rows of a head: log-sum-exps in base 2; row sums (delta) of dO * O; zeros for dQ, if ``clear``."""
+    """A few rows of a head: log-sum-exps in base 2; row sums (delta) of dO * O; zeros for dQ, where asked for."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [512 // HEAD_DIM, HEAD_DIM // 16], [gl.num_warps(), 1], [1, 0])
     ZEROS: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
     of_o, of_do, of_lse = aside.strides[0], aside.strides[1], aside.strides[2]

@@ -10,13 +10,13 @@ Roles are called by their functions, with a number. TMA arrives when its bytes a
 is complete. Both CTAs of a cluster share key_full, query_full, value_full: there Triton doubles the arrivals that the
 kernel asks for, as each CTA arrives, and only CTA 0 waits. At the cluster barrier all warps of both wait for each
 other; the first time is behind the initialization of barriers, where the compiler puts it.
-barrier          slots  arrivals  who arrives                                  who waits, and the parity of the first wait
-key_full         2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
-output_full      1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
-query_full       1      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
-scores_full      1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
-value_full       2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
-cluster barrier                   all warps of CTA 0, all warps of CTA 1       all warps of CTA 0, all warps of CTA 1
+barrier          slots  arrivals  who arrives                  who waits, and its first parity  complete when
+key_full         2      2         all warps of both CTAs, TMA  all warps of CTA 0: 0            key: filled
+output_full      1      1         tcgen05                      all warps of both CTAs: 0        output: filled
+query_full       1      2         all warps of both CTAs, TMA  all warps of CTA 0: 0            query: filled
+scores_full      1      1         tcgen05                      all warps of both CTAs: 0        scores: filled
+value_full       2      2         all warps of both CTAs, TMA  all warps of CTA 0: 0            value: filled
+cluster barrier                   all warps of both CTAs       all warps of both CTAs
 Bytes of shared memory of each CTA: query 32,768, key 32,768, value 32,768, barriers 56; together 98,360.
 Columns of tensor memory of each CTA: scores 128, output 128, weights 64; together 320.
 

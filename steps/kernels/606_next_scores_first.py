@@ -10,15 +10,15 @@ Roles are called by their functions, with a number. TMA arrives when its bytes a
 is complete. Both CTAs of a cluster share key_columns_full, key_full, queries_full, value_full: there Triton doubles the
 arrivals that the kernel asks for, as each CTA arrives, and only CTA 0 waits. At the cluster barrier all warps of both
 wait for each other; the first time is behind the initialization of barriers, where the compiler puts it.
-barrier           slots  arrivals  who arrives                                  who waits, and the parity of the first wait
-d_query_done      1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
-d_weights_done    1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
-key_columns_full  2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
-key_full          2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
-queries_full      1      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
-scores_done       1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
-value_full        2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
-cluster barrier                    all warps of CTA 0, all warps of CTA 1       all warps of CTA 0, all warps of CTA 1
+barrier           slots  arrivals  who arrives                  who waits, and its first parity  complete when
+d_query_done      1      1         tcgen05                      all warps of both CTAs: 0        a product has ended
+d_weights_done    1      1         tcgen05                      all warps of both CTAs: 0        a product has ended
+key_columns_full  2      2         all warps of both CTAs, TMA  all warps of CTA 0: 0            key_columns: filled
+key_full          2      2         all warps of both CTAs, TMA  all warps of CTA 0: 0            key: filled
+queries_full      1      2         all warps of both CTAs, TMA  all warps of CTA 0: 0
+scores_done       1      1         tcgen05                      all warps of both CTAs: 0        a product has ended
+value_full        2      2         all warps of both CTAs, TMA  all warps of CTA 0: 0            value: filled
+cluster barrier                    all warps of both CTAs       all warps of both CTAs
 Bytes of shared memory of each CTA: query 65,536, d_output 65,536, key 32,768, value 32,768, key_columns 32,768,
 barriers 80; together 229,456.
 Columns of tensor memory of each CTA: scores 64, d_weights 64, d_scores 32, d_query 256; together 416.
@@ -89,7 +89,7 @@ def numbers_of(Numbers, line, row, count: gl.constexpr, padded, layout: gl.const
 def prepare(Out, DO, LSE, Numbers, strides, seq_len_q, padded, heads, batches):
     """For every query the log-sum-exp in base 2, and behind all of these D, the sum of dO O over head_dim."""
     line = gl.program_id(2) * heads + gl.program_id(1)
-    # A few rows of a head: log-sum-exps in base 2; row sums (delta) of dO * O; zeros for dQ, if ``clear``.
+    # A few rows of a head: log-sum-exps in base 2; row sums (delta) of dO * O; zeros for dQ, where asked for.
     first_row = gl.program_id(0) * TILE_QUERY_3
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [512 // HEAD_DIM, HEAD_DIM // 16], [gl.num_warps(), 1], [1, 0])
     ZEROS: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])

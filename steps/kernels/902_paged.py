@@ -3,8 +3,8 @@
     paged(q, k_pages, v_pages, page_table, lengths, scale=None) -> o
 
 Compiled in: head_dim 128, bfloat16, a causal mask, 8 query heads for each head of keys and values, pages of 64. Batch,
-heads and lengths may be others, as far as the checks say; the launch is chosen for the problem at the end. There is no
-autograd. It needs PyTorch and cuda-tile.
+heads and lengths may be others, as far as the checks say; the launch is chosen for the problem at the end. Shared
+memory, barriers and layouts are the compiler's. There is no autograd. It needs PyTorch and cuda-tile.
 
 Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
 python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal

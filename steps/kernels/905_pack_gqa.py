@@ -4,7 +4,8 @@
 
 Compiled in: head_dim 128, bfloat16, no mask, 8 query heads for each head of keys and values. Batch, heads and lengths
 may be others, as far as the checks say; the launch is chosen for the problem at the end. Tensors are [batch, heads,
-length, head_dim]. There is no autograd. It needs PyTorch and cuda-tile.
+length, head_dim]. Shared memory, barriers and layouts are the compiler's. There is no autograd. It needs PyTorch and
+cuda-tile.
 
 Made from step 905 pack_gqa (A group in a tile) of the FMHA tutorial by
 python -m steps.export pack_gqa --head-dim 128 --seq-len 16 --seq-len-kv 8192 --dtype bfloat16 --no-causal
@@ -66,6 +67,7 @@ def fmha(Q, K, V, Out, scale):
         accumulator = ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32)
         end = ct.cdiv(seq_len_kv, TILE_KEY)
         query_index = i * ROWS + (ct.arange(TILE_QUERY, dtype=ct.int32) % ROWS)[:, None]
+        # Maxima, sums and output with all tiles of keys that a tile of queries sees.
         for j in range(end):
             # QK product: scores [query, key].
             k = load_key_transposed(K, batch, head, j)  # [head_dim, key]

@@ -186,6 +186,15 @@ def test_a_program_launches_what_its_step_does_and_is_right(step, launches):
         assert wanted in str(error)
 
 
+@pytest.mark.parametrize("changes", [{}, {"causal": False, "kv_heads": 2}], ids=str)
+@pytest.mark.parametrize("name", ["naive", "formulas"])
+def test_steps_of_pytorchs_calls_make_programs_too(name, changes, launches):
+    step = get_step(name)
+    text = standalone(step, case(step, **changes))
+    assert not ABOUT_HERE.search(text) and "triton.experimental" not in text
+    assert_alike(step, case(step, **changes), launches)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_program_says_that_it_leaves_spare_warps_out_where_warpgroups_have_roles(causal, launches, monkeypatch):
     few_at_once(monkeypatch)
@@ -504,7 +513,7 @@ def test_the_table_of_barriers_is_made_between_the_head_dims_of_tiles(head_dim):
 
 def test_the_table_of_a_cluster_has_its_barrier_tensor_memory_and_who_doubles_arrivals():
     text = program_file(get_step("two_cta_mma")).read_text(encoding="utf-8")
-    both = "all warps of CTA 0, all warps of CTA 1"
+    both = "all warps of both CTAs"
     assert re.search(rf"^cluster barrier +{both} +{both}$", text, re.MULTILINE)
     assert "share key_full, query_full, value_full: there Triton doubles the arrivals" in " ".join(text.split())
     columns = re.search(r"^Columns of tensor memory of each CTA: (.*); together (\d+)\.$", text, re.MULTILINE)
@@ -558,7 +567,9 @@ def test_the_command_writes_a_program_and_refuses_what_makes_none(tmp_path):
     assert "Compiled in: head_dim 64, float16, no mask." in path.read_text(encoding="utf-8")
     assert call("mma", "--head-dim", "64", "--no-causal")[1] == path.read_text(encoding="utf-8")
     for asked, told in {
-        ("naive",): "step 1 naive has no kernel of its own to export: it calls PyTorch",
+        ("sdpa",): "step 0 sdpa has no kernel of its own to export: it is PyTorch's own",
+        ("gathered",): "step 901 gathered has no kernel of its own to export: it calls PyTorch",
+        ("naive", "--window", "64"): "step 1 naive",
         ("ring",): "step 801 ring has no kernel of its own to export: it computes over several GPUs",
         ("kv_multicast",): "step 207 kv_multicast cannot be exported: it is made of pairs of blocks",
         ("varlen", "--window", "64"): "varlen cannot be exported with sliding window and packed sequences at once",

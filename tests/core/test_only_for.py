@@ -145,6 +145,32 @@ def asks_which_step(text: str) -> list[str]:
     return found
 
 
+# What conditions of a folder's kernels may read of ``variant``: what the problem asks, and what follows from it.
+MAY_READ = {
+    "gluon": {"causal", "ragged", "lse"},
+    "cutile": {"causal", "ragged", "lse", "window", "softcap", "sinks", "quantized", "together", "sequences", "rows"},
+}
+
+
+def asks_of_the_variant(text: str) -> set[str]:
+    """What conditions read of ``variant``."""
+    tests = [node.test for node in ast.walk(ast.parse(text)) if isinstance(node, ast.If | ast.IfExp | ast.While)]
+    read = [part for test in tests for part in ast.walk(test) if isinstance(part, ast.Attribute)]
+    return {part.attr for part in read if isinstance(part.value, ast.Name) and part.value.id == "variant"}
+
+
+@pytest.mark.parametrize("folder", MAY_READ)
+def test_conditions_of_kernels_ask_about_the_problem(folder):
+    """No constant in them is one that a step sets: steps give functions."""
+    read = asks_of_the_variant((ROOT / "steps" / folder / "kernel.py").read_text(encoding="utf-8"))
+    assert read <= MAY_READ[folder]
+
+
+def test_what_a_condition_reads_is_found():
+    text = "def f(variant):\n    x = 1 if variant.defer_sum else 2\n    while variant.causal and g(variant.apart): pass"
+    assert asks_of_the_variant(text) == {"defer_sum", "causal", "apart"}
+
+
 @pytest.mark.parametrize("path", SHARED_BY_STEPS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_no_kernel_and_no_skeleton_asks_which_step_it_is(path):
     assert asks_which_step(path.read_text(encoding="utf-8")) == []
