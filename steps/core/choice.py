@@ -22,7 +22,7 @@ from tutorial_lib.architectures import ARCHITECTURES
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import FEATURES, Problem
-from tutorial_lib.results import Run, best_of, of_one_machine
+from tutorial_lib.results import Run, best_of, of_most_problems
 from tutorial_lib.tables import provenance
 
 NEAR = 1.03  # times the shortest expected time: nearer than that no model tells steps apart, and the latest is taken
@@ -85,7 +85,7 @@ def best(
         step = get_step(name)
         return step.unsupported(problem, arch) is None and (among is None or among(step))
 
-    of_most = {id(run) for run in of_one_machine(runs)}
+    of_most = {id(run) for run in of_most_problems(runs)}
     own = [run for run in runs if run.machine["arch"] == arch and _same(run.the_problem(), problem)]
     own = sorted(own, key=lambda run: (_has_every_kind(run), id(run) in of_most, run.date), reverse=True)
     able = [m for m in own[0].by_speed() if may(m.name)] if own else []

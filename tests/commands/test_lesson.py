@@ -21,7 +21,7 @@ from tutorial_lib.display import Html, code, difference
 from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import describe_versions
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Speedup, of_one_machine
+from tutorial_lib.results import Speedup, of_most_problems
 
 
 def words(page) -> str:
@@ -392,7 +392,7 @@ def test_where_shows_one_of_two_records_that_differ_in_the_dtype_alone(monkeypat
     assert "| 64 | fp16 | full |" in rows and "| bf16 |" not in rows
     compared = [
         (run.the_problem(), run.compilers, speedup.verdict)
-        for run in of_one_machine(recorded_runs(RESULTS, "forward"))
+        for run in of_most_problems(recorded_runs(RESULTS, "forward"))
         if (m := run.measurement("producer")) and m.previous == "wgmma" and (speedup := m.speedup_vs_previous)
     ]
     shown = {(p, made_by): verdict for p, made_by, verdict in compared if p.dtype == "float16"}

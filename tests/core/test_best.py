@@ -21,7 +21,7 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 from tutorial_lib.records import FRONT_DOOR
-from tutorial_lib.results import best_of, of_one_machine
+from tutorial_lib.results import best_of, of_most_problems
 
 H100 = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True)
 
@@ -33,7 +33,7 @@ def _holds_the_fastest_kind(run) -> bool:
     return ("everyday" if own else "hopper" if problem.head_dim <= 256 else "gluon") in {m.part for m in run.by_speed()}
 
 
-WHOLE = [r for r in of_one_machine(RECORDED) if _holds_the_fastest_kind(r)]
+WHOLE = [r for r in of_most_problems(RECORDED) if _holds_the_fastest_kind(r)]
 
 
 @pytest.mark.parametrize("run", WHOLE, ids=lambda r: r.the_problem().slug)
