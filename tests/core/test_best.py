@@ -70,7 +70,7 @@ def test_what_is_the_best_is_said_by_its_verdicts():
 
 
 def test_a_record_without_some_kind_of_kernel_does_not_know_the_fastest():
-    run = recorded("b1_h8_s8192_d128_fp16_full")
+    run = recorded("b1_h8_s8192_d128_fp16_full", "nvidia-h100-80gb-hbm3")
     assert run not in WHOLE
     choice = best(run.the_problem(), run.machine["arch"], RECORDED)
     assert choice.step.backend == "hopper" and choice.why.startswith("Not measured: B=1 H=8 S=8192 D=128 fp16 full")
@@ -338,7 +338,7 @@ def test_packed_sequences_are_answered_by_the_record_of_their_own_lengths():
     packed = run.measurement("pv_wait_after_max").model_copy(update={"name": "hopper_varlen"})
     for dates in (("2026-01-01", "2026-01-02"), ("2026-01-02", "2026-01-01")):
         runs = [
-            run.model_copy(update={"problem": problem.as_dict(), "date": date, "steps": [packed]})
+            run.model_copy(update={"problem": problem.as_dict(), "date": date, "steps": [packed], "inside": []})
             for problem, date in zip((ragged, even), dates)
         ]
         for problem, mine in zip((ragged, even), runs):
