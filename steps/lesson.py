@@ -640,12 +640,13 @@ class Lesson:
     def where(self) -> Page:
         """Where the step matters: what it brought on every problem that is recorded with it and its predecessor.
 
-        On the machine with most such problems, which need not be that of the headline, and is named.
+        By the GPU and the compilers of this page's record, where they have such problems; else by the GPU with most.
         Of two records that differ in the dtype alone, float16 or bfloat16, the first is shown.
         """
         runs = recorded_runs(self.results, self.step.direction)
         compared = [run for run in runs if (now := self._mine(run)) and now.speedup_vs_previous]
-        found = [(run, self._mine(run).speedup_vs_previous) for run in of_most_problems(compared)]
+        here = [run for run in compared if self.recorded and run.made_by == self.recorded.made_by]
+        found = [(run, self._mine(run).speedup_vs_previous) for run in here or of_most_problems(compared)]
         if not found:
             return Page(f"No record compares {called(self.step)} with {called(self.previous)}.")
         verdicts = {key: speedup.verdict for run, speedup in found if (key := _besides(run, "float16"))}

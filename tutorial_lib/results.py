@@ -437,6 +437,11 @@ class Run(Record, OnProblem):
         return compilers(self.versions)
 
     @property
+    def made_by(self) -> tuple[str, str]:
+        """The GPU and the compilers: times of one table are comparable where these are the same."""
+        return self.machine["name"], self.compilers
+
+    @property
     def where(self) -> str:
         """The machine, the day and the compilers: what must stand beside recorded numbers on a page that shows code."""
         return ", ".join(filter(None, [self.machine["name"], self.day, self.compilers]))

@@ -641,7 +641,7 @@ def by_problem(cells: Sequence[tuple[Run, str]], filled: float = 0.0) -> str:
     """
     machines: dict[tuple[str, str], list[tuple[Run, str]]] = {}
     for run, cell in sorted(cells, key=lambda item: item[0].the_problem().order):
-        machines.setdefault((run.machine["name"], run.compilers), []).append((run, cell))
+        machines.setdefault(run.made_by, []).append((run, cell))
     made = []
     for (machine, compilers), found in machines.items():
         made.append(f"{', '.join(filter(None, [machine, days([run for run, _ in found]), compilers]))}:")

@@ -387,12 +387,21 @@ def test_where_holds_no_ratio_to_another_step():
     assert "| 32 | 64 | fp16 | full |" in words(Lesson("split_epilogue", before="warpgroup_causal_bound").where())
 
 
+def test_where_shows_records_of_the_gpu_and_the_compilers_of_the_page():
+    lesson = Lesson("producer")
+    rows = words(lesson.where())
+    assert f"{lesson.recorded.machine['name']}, {lesson.recorded.day}, {lesson.recorded.compilers}:" in rows
+    assert rows.count("tileiras") == 1 and "| 256 | fp16 | causal |" in rows
+
+
 def test_where_shows_one_of_two_records_that_differ_in_the_dtype_alone(monkeypatch):
-    rows = words(Lesson("producer").where())
+    lesson, runs = Lesson("producer"), of_most_problems(recorded_runs(RESULTS, "forward"))
+    monkeypatch.setattr(lessons, "recorded_runs", lambda *_: runs)
+    rows = words(lesson.where())
     assert "| 64 | fp16 | full |" in rows and "| bf16 |" not in rows
     compared = [
         (run.the_problem(), run.compilers, speedup.verdict)
-        for run in of_most_problems(recorded_runs(RESULTS, "forward"))
+        for run in runs
         if (m := run.measurement("producer")) and m.previous == "wgmma" and (speedup := m.speedup_vs_previous)
     ]
     shown = {(p, made_by): verdict for p, made_by, verdict in compared if p.dtype == "float16"}
