@@ -29,35 +29,26 @@ Kernel = Literal["keys", "queries"]  # which blocks own
 ROWS = Tile(64, 64)  # of the small kernels, whose blocks take as many queries
 SMALL = BlockShape(ROWS)
 OF_SINKS = BlockShape(Tile(2048, 64), warps=8)  # rows that a block of a head's sink loads at once
-OWN_KERNEL = "a kernel of its own"
-ORDERS = {
-    "ordered atomics": ct.MemoryOrder.ACQ_REL,
-    "relaxed atomics": ct.MemoryOrder.RELAXED,
-    OWN_KERNEL: None,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CuTileGradients(GradientStep, InCuTile, FusedStep):
     """Kernels of ``steps.backward_cutile.kernel`` with these holes filled.
 
-    weigh(scores, lse, scale) -> weights: what the softmax gave, from unscaled scores and the rows' log-sum-exp, which
-    is in base 2 where it is ``prepared``.
-    d_query: who computes dQ. The blocks that own keys add their parts, by "ordered atomics" as they are or by "relaxed
-    atomics", which order no other access to memory; or "a kernel of its own" does.
-    mask_loops: tiles that the mask cuts are computed in loops of their own.
-    longest_first: of the blocks that own queries, those begin first that see most keys.
-    prepared: the small kernel that computes row sums also makes the log-sum-exps as the large ones need them.
+    weigh(scores, lse, scale) -> weights: what the softmax gave, from unscaled scores and the rows' log-sum-exp as
+    ``of_rows`` loads it.
+    of_rows: what a small kernel makes of each query before. d_query: who computes dQ. walks: how tiles are passed by.
+    order(number, blocks): under a causal mask, which tile of queries a block owns.
     searched: tile, warps and blocks an SM are what a search found, where the launch rules have that.
     keys, queries: tile, warps and blocks an SM of the kernel whose blocks own keys, and of the one for dQ. None
     takes what the launch rules have (``steps.core.rules``).
     """
 
     weigh: Callable = hole()
-    d_query: Literal["ordered atomics", "relaxed atomics", "a kernel of its own"] = hole(default="ordered atomics")
-    mask_loops: bool = hole(default=False)
-    longest_first: bool = hole(default=False)
-    prepared: bool = hole(default=False)
+    of_rows: kernel.Rows = hole(default=kernel.ROW_SUMS)
+    d_query: kernel.OfQueries = hole(default=kernel.ORDERED_ATOMICS)
+    walks: kernel.Walks = hole(default=kernel.ONE_LOOP)
+    order: Callable = hole(default=kernel.as_numbered)
     searched: bool = hole(default=False)
     keys: BlockShape | None = hole(default=None, none="by the launch rule")
     queries: BlockShape | None = hole(default=None, none="by the launch rule")
@@ -82,11 +73,16 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
     @property
     def adds(self) -> bool:
         """Whether blocks add to sums of others."""
-        return self.d_query != OWN_KERNEL
+        return not self.deterministic
 
     @property
     def deterministic(self) -> bool:
-        return not self.adds
+        return self.d_query.deterministic
+
+    @property
+    def prepared(self) -> bool:
+        """Whether a small kernel makes the log-sum-exps as the large ones need them."""
+        return self.of_rows is kernel.PREPARED
 
     def configured(self, problem: Problem, arch: str) -> CuTileGradients:
         """This step with the shapes of its blocks, by the launch rules where it says nothing itself."""
@@ -112,19 +108,18 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
         """The constants of a kernel; rows: of the tiles that its blocks own, where sequences are packed."""
         return Variant(
             weigh=self.weigh,
-            atomics=ORDERS[self.d_query],
+            of_rows=self.of_rows,
+            d_query=self.d_query,
+            walks=self.walks,
+            order=self.order if problem.causal else kernel.as_numbered,
             tile=tile,
             head_dim=self.in_tiles(problem).head_dim,
             group_size=problem.group_size,
             causal=problem.causal,
             ragged=problem.lengths is not None or problem.seq_len_kv % tile.key != 0,
             ragged_queries=problem.lengths is not None or problem.seq_len_q % tile.query != 0,
-            mask_loops=self.mask_loops,
-            longest_first=self.longest_first and problem.causal,
-            prepared=self.prepared,
             window=problem.window,
             softcap=problem.softcap,
-            leaves_unseen=problem.causal and problem.group_size > 1 and self.d_query == "ordered atomics",
             sequences=power_of_two(len(problem.lengths)) if problem.lengths else 0,
             rows=rows if problem.lengths else 0,
         )
@@ -168,7 +163,7 @@ class CuTileGradients(GradientStep, InCuTile, FusedStep):
         rows, variant = (-(-problem.seq_len_q // ROWS.query), problem.heads, problem.batch), step.variant(problem, ROWS)
         blocks, _, shape = step.kernel("keys", problem)
         parts = [
-            Part(rows, (_prepare if step.prepared else _row_sums)(variant), SMALL, lambda *tensors: tensors, of_rows),
+            Part(rows, _of_rows(step.of_rows, variant), SMALL, lambda *tensors: tensors, of_rows),
             Part(blocks, function, shape, scaled_last, (*read, *added, dk, dv, *begins)),
         ]
         if step.adds:
@@ -243,9 +238,16 @@ def signature(name: Kernel, problem: Problem, adds: bool) -> KernelSignature:
     return as_launched("fmha_backward", parameters)
 
 
-_row_sums = cache(kernel.make_row_sums)
-_prepare = cache(kernel.make_prepare)
+@cache
+def _of_rows(of_rows: kernel.Rows, variant: Variant) -> Callable:
+    return of_rows.kernel(variant)
+
+
+@cache
+def _gradients_of_keys(variant: Variant) -> Callable:
+    return variant.d_query.kernel(variant)
+
+
 _scaled = cache(kernel.make_scaled)
 _gradient_of_sinks = cache(kernel.make_gradient_of_sinks)
-_gradients_of_keys = cache(kernel.make_gradients_of_keys)
 _gradients_of_queries = cache(kernel.make_gradients_of_queries)

@@ -24,7 +24,7 @@ log-sum-exp, of which there is one number for a query: what is left for each sco
 import cuda.tile as ct
 
 from steps.backward_cutile import step401_formulas
-from steps.backward_cutile.kernel import INVERSE_LN2
+from steps.backward_cutile.kernel import INVERSE_LN2, RELAXED_ATOMICS
 from steps.backward_cutile.skeleton import CuTileGradients
 
 
@@ -49,7 +49,7 @@ STEP = ORDERED_ATOMICS.evolve(
     previous=step401_formulas.STEP,
     title="One kernel, dQ by atomics",
     change="The five products in one kernel; blocks that own keys add to dQ by relaxed atomic additions.",
-    d_query="relaxed atomics",
+    d_query=RELAXED_ATOMICS,
 )
 
 

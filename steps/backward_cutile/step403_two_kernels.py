@@ -6,6 +6,7 @@ The price is work: the second kernel computes scores and dP again, so that there
 """
 
 from steps.backward_cutile import step402_relaxed_atomics
+from steps.backward_cutile.kernel import OWN_KERNEL
 
 STEP = step402_relaxed_atomics.FOLDED_LSE.evolve(
     number=403,
@@ -13,5 +14,5 @@ STEP = step402_relaxed_atomics.FOLDED_LSE.evolve(
     previous=step402_relaxed_atomics.STEP,
     title="Two kernels",
     change="dK and dV by tiles of keys, dQ by tiles of queries: seven products, and no atomics.",
-    d_query="a kernel of its own",
+    d_query=OWN_KERNEL,
 )

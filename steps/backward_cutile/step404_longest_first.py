@@ -11,14 +11,14 @@ kernel asked for every tile whether it is one of them. Now one loop goes through
 and another goes through all others and knows nothing of a mask.
 """
 
-from steps.backward_cutile import step403_two_kernels
+from steps.backward_cutile import kernel, step403_two_kernels
 
 MASK_LOOPS = step403_two_kernels.STEP.evolve(
     name="mask_loops",
     title="The mask in loops of its own",
     change="Tiles that the mask cuts run in loops of their own; the other loops have no mask.",
     inside="longest_first",
-    mask_loops=True,
+    walks=kernel.MASK_LOOPS,
 )
 
 STEP = MASK_LOOPS.evolve(
@@ -27,7 +27,7 @@ STEP = MASK_LOOPS.evolve(
     previous=step403_two_kernels.STEP,
     title="Loops for the mask, long blocks first",
     change="The mask has loops of its own, and blocks for dQ are numbered from the last queries, which see most keys.",
-    longest_first=True,
+    order=kernel.from_the_last,
 )
 
 INSIDE = (MASK_LOOPS,)

@@ -23,7 +23,7 @@ the row sums: Q and dO are zero there, and so is all that they add. FlashAttenti
 import cuda.tile as ct
 
 from steps.backward_cutile import step404_longest_first
-from steps.backward_cutile.kernel import INVERSE_LN2
+from steps.backward_cutile.kernel import INVERSE_LN2, PREPARED
 
 
 def weigh_prepared(scores, lse, scale):
@@ -37,7 +37,7 @@ PREPROCESS_KERNEL = step404_longest_first.STEP.evolve(
     change="The kernel for delta also writes the log-sum-exp in base 2, and the loop only loads both.",
     inside="two_blocks",
     weigh=weigh_prepared,
-    prepared=True,
+    of_rows=PREPARED,
 )
 
 STEP = PREPROCESS_KERNEL.evolve(

@@ -12,9 +12,12 @@ their heads as [kv head, member of its group], which is a view of a tensor with 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import cuda.tile as ct
 
+from steps.core.fused import Pieces
 from steps.cutile.kernel import LEAST, LN2
 from steps.cutile.step003_exp2 import INVERSE_LN2
 from steps.everyday import words
@@ -142,12 +145,41 @@ def merge_own(Partials, LSE, tile, splits, variant):
     return row_max, row_sum, accumulator
 
 
-def make_decode(variant):
-    """The kernel that goes through the keys, for the interpreter and the compiler; its grid: splits, rows, batch.
+# --- the kernels; their grid: splits, rows (tiles of all groups together), batch ---
 
-    Rows are tiles of all groups together. Its arguments: Q, K, V, with pages their table and the sequences' lengths,
-    then Parts and LSE, where the last block merges a count and Out, too, or where one block takes all keys Out alone;
-    and the scale.
+
+@dataclass(frozen=True)
+class Splitting(Pieces):
+    """Who takes which keys, and who merges.
+
+    kernel(variant): the kernel that goes through the keys, for the interpreter and the compiler. split: several blocks
+    have a range of the same keys. last_block_merges: no second kernel merges.
+    """
+
+    kernel: Callable
+    split: bool = False
+    last_block_merges: bool = False
+
+
+def all_keys(variant):
+    """A block takes all keys."""
+
+    def fmha_decode(Q, K, V, Out, scale):
+        kv_head, t, batch = position(Q, variant)
+        length = K.shape[2]
+        q = load_rows(Q, kv_head, t, batch, variant)
+        row_max, row_sum, accumulator = attend(
+            q, K, V, batch, kv_head, 0, ct.cdiv(length, variant.tile.key), length, scale, variant
+        )
+        finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant)
+
+    return fmha_decode
+
+
+def ranges_of_keys(variant):
+    """A block takes a range of the keys, and stores its partial result for the kernel that merges.
+
+    With pages, their table and the sequences' lengths come behind K and V.
     """
     if variant.page_size:
 
@@ -164,22 +196,7 @@ def make_decode(variant):
             tile = batch * ct.num_blocks(1) + ct.bid(1)
             store_partial(Partials, LSE, split, tile, row_max, row_sum, accumulator, variant)
 
-    elif variant.last_block_merges:
-
-        def fmha_decode(Q, K, V, Partials, LSE, Arrived, Out, scale):
-            split, splits = ct.bid(0), ct.num_blocks(0)
-            kv_head, t, batch = position(Q, variant)
-            length = K.shape[2]
-            first, end = range_of(split, splits, ct.cdiv(length, variant.tile.key))
-            q = load_rows(Q, kv_head, t, batch, variant)
-            row_max, row_sum, accumulator = attend(q, K, V, batch, kv_head, first, end, length, scale, variant)
-            tile = batch * ct.num_blocks(1) + ct.bid(1)
-            store_partial(Partials, LSE, split, tile, row_max, row_sum, accumulator, variant)
-            if comes_last(Arrived, tile, splits):
-                row_max, row_sum, accumulator = merge_own(Partials, LSE, tile, splits, variant)
-                finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant)
-
-    elif variant.split:
+    else:
 
         def fmha_decode(Q, K, V, Partials, LSE, scale):
             split = ct.bid(0)
@@ -191,18 +208,31 @@ def make_decode(variant):
             tile = batch * ct.num_blocks(1) + ct.bid(1)
             store_partial(Partials, LSE, split, tile, row_max, row_sum, accumulator, variant)
 
-    else:
+    return fmha_decode
 
-        def fmha_decode(Q, K, V, Out, scale):
-            kv_head, t, batch = position(Q, variant)
-            length = K.shape[2]
-            q = load_rows(Q, kv_head, t, batch, variant)
-            row_max, row_sum, accumulator = attend(
-                q, K, V, batch, kv_head, 0, ct.cdiv(length, variant.tile.key), length, scale, variant
-            )
+
+def ranges_merged_by_the_last(variant):
+    """A block takes a range of the keys, and the one that ends last merges."""
+
+    def fmha_decode(Q, K, V, Partials, LSE, Arrived, Out, scale):
+        split, splits = ct.bid(0), ct.num_blocks(0)
+        kv_head, t, batch = position(Q, variant)
+        length = K.shape[2]
+        first, end = range_of(split, splits, ct.cdiv(length, variant.tile.key))
+        q = load_rows(Q, kv_head, t, batch, variant)
+        row_max, row_sum, accumulator = attend(q, K, V, batch, kv_head, first, end, length, scale, variant)
+        tile = batch * ct.num_blocks(1) + ct.bid(1)
+        store_partial(Partials, LSE, split, tile, row_max, row_sum, accumulator, variant)
+        if comes_last(Arrived, tile, splits):
+            row_max, row_sum, accumulator = merge_own(Partials, LSE, tile, splits, variant)
             finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant)
 
     return fmha_decode
+
+
+ALL_KEYS = Splitting(all_keys)
+SPLIT_KV = Splitting(ranges_of_keys, split=True)
+LAST_BLOCK_MERGES = Splitting(ranges_merged_by_the_last, split=True, last_block_merges=True)
 
 
 def make_merge(at_once, piece_columns, members, queries, with_lse):

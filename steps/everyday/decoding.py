@@ -21,7 +21,7 @@ from steps.core.work import Work, places
 from steps.cutile.launching import Part, compiled_when_launched, launcher
 from steps.cutile.skeleton import array, as_launched, power_of_two
 from steps.cutile.variant import Latency
-from steps.everyday.decode_kernel import make_decode, make_merge
+from steps.everyday.decode_kernel import ALL_KEYS, Splitting, make_merge
 from steps.everyday.variant import NUMBERS, DecodeVariant
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import Problem, positive
@@ -50,9 +50,8 @@ class DecodeStep(InCuTile, FusedStep):
     load_key(K, batch, kv_head, j, variant) -> [head_dim, key], load_value -> [key, head_dim]: the j-th tile.
     softmax: as that of ``CuTileStep``. latency, occupancy, warps: hints to the compiler; occupancy is that of all tiles
     but those of ``MOST_ROWS`` rows.
-    split: several blocks have a range of the keys each, as many as ``number_of_splits`` says; a second kernel merges.
-    Where it says one, there is nothing to merge, and the kernel is that of a step that does not split.
-    last_block_merges: in place of that kernel, the block of a group that comes last merges.
+    splitting: who takes which keys, and who merges. Where several blocks have a range of the keys each, they are as
+    many as ``number_of_splits`` says. Where it says one, the kernel is that of a step that does not split.
     least_rows: of a tile, so many at least; with fewer than 16 tileiras 13.5 multiplies without the tensor cores.
     tile_key: keys of a tile; None: ``KEY_BYTES`` of them, or ``MOST_KEYS``.
     """
@@ -63,8 +62,7 @@ class DecodeStep(InCuTile, FusedStep):
     latency: Latency = hole(default=Latency())
     occupancy: int | None = hole(default=None)
     warps: int | None = hole(default=None)
-    split: bool = hole(default=False)
-    last_block_merges: bool = hole(default=False)
+    splitting: Splitting = hole(default=ALL_KEYS)
     least_rows: int = hole(default=16)
     tile_key: int | None = hole(by_problem=True, default=None, none="by its bytes")
 
@@ -97,13 +95,18 @@ class DecodeStep(InCuTile, FusedStep):
     def on_so_many(self, problem: Problem, multiprocessors: int) -> DecodeStep:
         """This step as it is on so many SMs: where one block has all keys of its rows, one that splits nothing."""
         if self.split and self.splits(problem, multiprocessors) == 1:
-            return dataclasses.replace(self, split=False, last_block_merges=False)
+            return dataclasses.replace(self, splitting=ALL_KEYS)
         return self
+
+    @property
+    def split(self) -> bool:
+        """Whether several blocks have a range of the same keys each."""
+        return self.splitting.split
 
     @property
     def merges_apart(self) -> bool:
         """Whether a kernel of its own merges."""
-        return self.split and not self.last_block_merges
+        return self.split and not self.splitting.last_block_merges
 
     def key(self, problem: Problem) -> int:
         """Keys of a tile."""
@@ -133,8 +136,7 @@ class DecodeStep(InCuTile, FusedStep):
             members=members,
             queries=queries,
             seq_len_q=problem.seq_len_q,
-            split=self.split,
-            last_block_merges=self.last_block_merges,
+            splitting=self.splitting,
             ragged=problem.page_size is not None or problem.seq_len_kv % key != 0,
             page_size=problem.page_size,
             causal=problem.causal and problem.seq_len_q > 1,
@@ -171,7 +173,7 @@ class DecodeStep(InCuTile, FusedStep):
             variant.tile,
             variant.head_dim,
             rows=split * splits * step.rows(problem),
-            merged=split * splits * (variant.tile.query if step.last_block_merges else 1),
+            merged=split * splits * (variant.tile.query if step.splitting.last_block_merges else 1),
         )
 
     def kernel(self, variant: DecodeVariant) -> tuple[Callable, BlockShape]:
@@ -236,7 +238,7 @@ class DecodeStep(InCuTile, FusedStep):
         place = count()
         read = [next(place) for _ in range(1 + len(self.sources(problem)))]
         results = [next(place) for _ in range(1 + return_lse)]
-        counts = [next(place)] if self.split and self.last_block_merges else []
+        counts = [next(place)] if self.splitting.last_block_merges else []
         factors = [next(place) for _ in range(2)] if problem.kv_dtype else []
         parts_of_rows = [next(place) for _ in range(2)] if self.split else []
         read += parts_of_rows + counts
@@ -303,7 +305,7 @@ class DecodeStep(InCuTile, FusedStep):
     def signature(self, problem: Problem, splits: int) -> KernelSignature:
         """The parameters of the kernel that goes through the keys, as a launch on contiguous tensors has them."""
         written = self.partials(problem, splits) if self.split else []
-        if self.last_block_merges:
+        if self.splitting.last_block_merges:
             written.append(array((problem.batch * self.groups(problem),), ct.int32))
         if not self.merges_apart:
             written.append(outputs(problem))
@@ -376,4 +378,9 @@ def merging(variant: DecodeVariant, splits: int, with_lse: bool = False) -> tupl
     return _merge(at_once, columns, variant.members, variant.queries, with_lse), columns
 
 
-_decode, _merge = cache(make_decode), cache(make_merge)
+_merge = cache(make_merge)
+
+
+@cache
+def _decode(variant: DecodeVariant) -> Callable:
+    return variant.splitting.kernel(variant)

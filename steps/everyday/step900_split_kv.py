@@ -31,6 +31,7 @@ from steps.cutile.skeleton import power_of_two
 from steps.cutile.step003_exp2 import softmax_exp2
 from steps.cutile.step004_load_order import load_key_transposed
 from steps.cutile.variant import Latency
+from steps.everyday import decode_kernel
 from steps.everyday.decoding import DecodeStep
 from tutorial_lib.problem import Problem
 
@@ -79,7 +80,7 @@ STEP = GROUP_ROWS.evolve(
     previous=step007_approx_division.STEP,
     title="Split-KV",
     change="A tile holds the queries of a group of heads, and each of several blocks has a range of the keys.",
-    split=True,
+    splitting=decode_kernel.SPLIT_KV,
 )
 
 LAST_BLOCK_MERGES = STEP.evolve(
@@ -87,7 +88,7 @@ LAST_BLOCK_MERGES = STEP.evolve(
     title="Last-block fixup",
     change="Blocks count who has stored its partial result; the last one merges them, and no second kernel runs.",
     inside="split_kv",
-    last_block_merges=True,
+    splitting=decode_kernel.LAST_BLOCK_MERGES,
 )
 
 INSIDE = (GROUP_ROWS, LAST_BLOCK_MERGES)

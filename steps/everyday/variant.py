@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from steps.core.tiles import Tile
 from steps.cutile.variant import Latency
+from steps.everyday.decode_kernel import Splitting
 
 NUMBERS = 4  # in e4m3, in a word of 32 bits
 
@@ -27,8 +28,7 @@ class DecodeVariant:
     members: int
     queries: int
     seq_len_q: int
-    split: bool
-    last_block_merges: bool  # the block that comes last merges the partial results
+    splitting: Splitting
     ragged: bool  # the last tile of keys may not be full
     page_size: int | None
     causal: bool  # with pages alone: the queries are the last of their sequence

@@ -237,9 +237,8 @@ def _of_decoding(step: decoding.DecodeStep, problem: Problem, arch: str) -> Laun
 
 @launch_of.register
 def _of_gradients(step: CuTileGradients, problem: Problem, arch: str) -> Launch:
-    of_rows = backward_kernels.make_prepare if step.prepared else backward_kernels.make_row_sums
     small = step.variant(problem, ROWS)
-    kernels: dict = {"kernel": step.entry(problem, arch), "of_rows": (of_rows(small), {})}
+    kernels: dict = {"kernel": step.entry(problem, arch), "of_rows": (step.of_rows.kernel(small), {})}
     shapes = {"": step.keys}
     if step.adds:
         kernels["scaled"] = (backward_kernels.make_scaled(small), {})

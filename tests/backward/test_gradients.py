@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from steps import GRADIENTS, STEPS, Unsupported, get_step
+from steps.backward_cutile import kernel
 from steps.core.ladder import kernels_of, part_of
 from steps.core.problems import HEADLINE, standard
 from tests.checking import asked, assert_right
@@ -206,9 +207,9 @@ def test_a_step_compiles(step, arch):
     tiles = 4 * 32 * (4096 // tile.query) * (4096 // tile.key)
     assert compiled.kv_tiles == (tiles if step.adds else None)
     kinds = {
-        "ordered atomics": {"ATOMG.E.ADD.F32"},
-        "relaxed atomics": {"REDG.E.ADD.F32"},
-        "a kernel of its own": set(),
+        kernel.ORDERED_ATOMICS: {"ATOMG.E.ADD.F32"},
+        kernel.RELAXED_ATOMICS: {"REDG.E.ADD.F32"},
+        kernel.OWN_KERNEL: set(),
     }
     found = {kind for kind in ("ATOMG.E.ADD.F32", "REDG.E.ADD.F32", "RED.E.ADD.F32") if kind in compiled.sass}
     assert arch != "sm_90" or found == kinds[step.d_query]
@@ -222,7 +223,6 @@ def test_a_small_kernel_compiles(make):
     import cuda.tile as ct
     from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarConstraint
 
-    from steps.backward_cutile import kernel
     from steps.backward_cutile.skeleton import ROWS, SMALL
     from steps.cutile.launching import compiled_when_launched
     from steps.cutile.skeleton import array
@@ -251,7 +251,6 @@ def test_numbers_that_are_prepared_take_memory_of_their_own():
 @pytest.mark.parametrize("shape", [problem(batch=1, heads=4, kv_heads=2, seq_len_q=100, seq_len_kv=330), problem()])
 def test_tiles_are_counted_as_the_kernel_visits_them(shape, monkeypatch):
     """By the interpreter, tile by tile. With more keys than queries, some tiles of keys are seen by nobody."""
-    from steps.backward_cutile import kernel
     from steps.core.gradients import tiles_visited
 
     visits, original = [], kernel.back_through_softmax

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib
 import pickle
 import re
 from functools import partial
@@ -145,11 +146,16 @@ def asks_which_step(text: str) -> list[str]:
     return found
 
 
-# What conditions of a folder's kernels may read of ``variant``: what the problem asks, and what follows from it.
+# What conditions of kernels may read of ``variant``: what the problem asks, and what follows from it. By module.
 MAY_READ = {
-    "gluon": {"causal", "ragged", "lse"},
-    "cutile": {"causal", "ragged", "lse", "window", "softcap", "sinks", "quantized", "together", "sequences", "rows"},
+    "gluon.kernel": {"causal", "ragged", "lse"},
+    "cutile.kernel": {"causal", "ragged", "lse", "window", "softcap", "sinks", "quantized", "together", "rows"},
+    "backward_cutile.kernel": {
+        *("causal", "ragged", "ragged_queries", "window", "softcap", "sequences", "group_size", "tile", "rows"),
+    },
+    "everyday.decode_kernel": {"causal", "ragged", "lse", "page_size", "quantized"},
 }
+FLAGS = {"causal", "ragged", "ragged_queries", "unseen", "lse", "packed", "sinks", "quantized"}  # what a problem asks
 
 
 def asks_of_the_variant(text: str) -> set[str]:
@@ -159,11 +165,20 @@ def asks_of_the_variant(text: str) -> set[str]:
     return {part.attr for part in read if isinstance(part.value, ast.Name) and part.value.id == "variant"}
 
 
-@pytest.mark.parametrize("folder", MAY_READ)
-def test_conditions_of_kernels_ask_about_the_problem(folder):
+@pytest.mark.parametrize("module", MAY_READ)
+def test_conditions_of_kernels_ask_about_the_problem(module):
     """No constant in them is one that a step sets: steps give functions."""
-    read = asks_of_the_variant((ROOT / "steps" / folder / "kernel.py").read_text(encoding="utf-8"))
-    assert read <= MAY_READ[folder]
+    text = (ROOT / "steps" / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+    assert asks_of_the_variant(text) <= MAY_READ[module]
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in ROOT.glob("steps/*/variant.py")))
+def test_constants_of_a_kernel_are_no_switches(folder):
+    """Whatever reads them: what is true or false in a kernel's constants says something of the problem."""
+    module = importlib.import_module(f"steps.{folder}.variant")
+    kinds = [kind for kind in vars(module).values() if getattr(kind, "__module__", "") == module.__name__]
+    fields = [field for kind in filter(dataclasses.is_dataclass, kinds) for field in dataclasses.fields(kind)]
+    assert fields and {field.name for field in fields if field.type in ("bool", "bool | None")} <= FLAGS
 
 
 def test_what_a_condition_reads_is_found():
