@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.util
+import inspect
 import json
 import re
 import sys
@@ -97,6 +98,22 @@ def parts_of(step: FusedStep, problem: Problem, arch: str | None = None) -> dict
             found[what] = f"{_place(method)} {method.__qualname__}"
     kernel = plain_function(entry)
     return found | {"kernel": f"{_place(kernel)} {kernel.__name__}"}
+
+
+def meanings(step: FusedStep) -> dict[str, str]:
+    """What each hole of a step's skeleton is for: the first sentence that the skeleton's docstring has on it.
+
+    Such a sentence begins ``name: ``, ``name, other: ``, or with the parameters of a function that fills the hole.
+    """
+    name = "|".join(step.holes())
+    said = [" ".join(inspect.getdoc(cls).split()) for cls in type(step).__mro__ if cls.__doc__]
+    found: dict[str, str] = {}
+    for piece in re.split(rf"(?<=[.;]) (?=(?:{name})[:,(])", " ".join(said)):
+        if begin := re.match(rf"((?:{name})(?:, (?:{name}))*)(?:: |(?=\())", piece):
+            first = re.split(r"(?<=\.) (?=[A-Z(`\d])", piece[begin.end() :])[0]
+            for each in begin[1].split(", "):
+                found.setdefault(each, first.rstrip(".;") + ".")
+    return found
 
 
 def _place(function) -> str:

@@ -7,10 +7,10 @@ import tokenize
 
 import pytest
 
-from steps import STEPS, Unsupported, get_step, show
+from steps import STEPS, Unsupported, best, get_step, show
 from steps.core.ladder import ROOT, part_of
-from steps.core.problems import FULL, standard
-from steps.writing.written import edited, parts_of, read_step, write_step, written_out
+from steps.core.problems import FULL, HEADLINE, standard
+from steps.writing.written import edited, meanings, parts_of, read_step, write_step, written_out
 from tests import lock
 from tests.expected import EXPECTED, SAME, cases_of, is_written, kernels, name_of, same_compilers
 from tests.selection import sampled
@@ -180,6 +180,28 @@ def test_every_kernel_is_the_code_that_it_was(step, problem, arch):
     assert compiled.digest == digest, lock.told_apart(compiled, digest, EXPECTED)
 
 
+def test_every_hole_is_explained():
+    """By the docstring of the skeleton, which --where prints from."""
+    for step in {type(step): step for step in KERNELS}.values():
+        told = meanings(step)
+        assert not set(step.holes()) - set(told), step.name
+        assert all(said.endswith(".") and not said.startswith(":") for said in told.values())
+
+
+def test_the_best_step_is_shown(capsys, monkeypatch):
+    """For the headline's problem, or another; on this machine's architecture or another; and why."""
+    monkeypatch.setattr(show, "here", lambda: "sm_90")
+    choice = best(HEADLINE, "sm_90")
+    assert show.main(["best", "--where"]) == 0
+    first, why, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"Step {choice.step.label}, for {HEADLINE.describe()}:" and why == choice.why
+    assert show.main(["best", "--arch", "sm_100", "--head-dim", "64"]) == 0
+    shown = capsys.readouterr().out
+    other = best(standard(head_dim=64, causal=True), "sm_100").step
+    assert shown == written_out(other, standard(head_dim=64, causal=True), "sm_100")
+    assert show.main(["best", "--arch", "cpu"]) == 2 and "must be a CUDA device" in capsys.readouterr().err
+
+
 def test_the_digests_are_of_the_steps_that_there_are():
     assert set(EXPECTED["digests"]) == {name_of(*case) for case in CASES if case[0].name in WRITTEN_DOWN}
     assert set(EXPECTED["lines"]) == {step.name for step in WRITTEN if step.name in WRITTEN_DOWN}
@@ -221,9 +243,9 @@ def test_where_the_functions_of_a_step_stand_is_listed(capsys):
     listed = [line.split(maxsplit=1) for line in lines if line.startswith("steps/")]
     called = dict(name.split(" = ") for _, name in listed if " = " in name)
     assert listed[0][1] == "fmha" and {"attend_to_rest"} <= {name for _, name in listed}
-    holes = dict(
-        line.split(maxsplit=1) for line in lines[lines.index("Its holes, which evolve fills otherwise:") + 1 :]
-    )
+    begin = lines.index("Its holes, which evolve fills otherwise:") + 1
+    holes = dict(line.split(maxsplit=1) for line in lines[begin:] if re.match(r"  \w", line))
+    assert lines[begin + [*holes].index("groups") * 2 + 1].strip() == "warpgroups that compute."
     assert holes["highest"] == "softmax.in_four_chains" and holes["groups"] == "2"  # three where it is for head_dim 64
     assert called["consume"] == "variant.consume" and called["quarter_in_registers"] == "variant.queries.take"
     for where, name in listed:
