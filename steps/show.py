@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
     from steps import Unsupported, best, get_step
     from steps.core.problems import HEADLINE
-    from steps.writing.written import meanings, parts_of, places, without_title, written_out
+    from steps.writing.written import meanings, parts_of, places, shown, without_title
     from tutorial_lib.compiler import AMD_ARCHITECTURES, CUTILE_ARCHITECTURES
     from tutorial_lib.files import write_whole
 
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
             step = get_step(options.step)
             problem = replace(step.default_problem, **asked)
         other = get_step(options.against) if options.against else step.previous
-        text = step.source() if step.several else written_out(step, problem, arch)
+        text = step.source() if step.several else shown(step, problem, arch)
     except ValueError as error:
         raise BadRequest(str(error)) from None
     if options.where:
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
                 )
             before = other.source() if other and other.several else None
         else:
-            before = written_out(other, problem, arch) if other else None
+            before = shown(other, problem, arch) if other else None
     except Unsupported as error:
         if options.against:
             raise BadRequest(str(error)) from None

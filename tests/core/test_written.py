@@ -10,7 +10,8 @@ import pytest
 from steps import STEPS, Unsupported, best, get_step, show
 from steps.core.ladder import ROOT, part_of
 from steps.core.problems import FULL, HEADLINE, standard
-from steps.writing.written import edited, meanings, parts_of, read_step, write_step, written_out
+from steps.writing.shown import as_shown, completed
+from steps.writing.written import edited, meanings, parts_of, read_step, shown, write_step, written_out
 from tests import lock
 from tests.expected import EXPECTED, SAME, cases_of, is_written, kernels, name_of, same_compilers
 from tests.selection import sampled
@@ -102,6 +103,46 @@ def test_the_text_needs_nothing_of_the_project_and_has_no_field_that_nothing_rea
     assert made or step.backend not in ("hopper", "blackwell")
     fields = {name for node in made for name in node.args[1].value.split()}
     assert fields <= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
+NUMBERED = [step for step in KERNELS if step.number is not None]
+
+
+@sampled(core=lambda step: step.name in ("producer", "two_blocks", "fast_deterministic", "paged", "p_offset"))
+@pytest.mark.parametrize("step", NUMBERED, ids=lambda s: s.name)
+def test_what_is_shown_has_no_parameter_that_nothing_reads(step):
+    """And it comes back as the text that is launched, with as many lines: messages name those that are shown."""
+    text = shown(step, step.default_problem)
+    for function in ast.walk(ast.parse(text)):
+        if isinstance(function, ast.FunctionDef):
+            names = {part.arg for part in (*function.args.args, *function.args.kwonlyargs)}
+            read = {node.id for line in function.body for node in ast.walk(line) if isinstance(node, ast.Name)}
+            assert names <= read, f"{step.name}: {function.name} does not read {names - read}"
+            told = re.findall(r"do_not_specialize=\[(.*?)\]", " ".join(map(ast.unparse, function.decorator_list)))
+            assert set(re.findall(r"\w+", " ".join(told))) <= names
+    whole = written_out(step, step.default_problem)
+    back = completed(text, whole)
+    assert ast.dump(ast.parse(back)) == ast.dump(ast.parse(whole))
+    assert back.count("\n") == text.count("\n") == whole.count("\n")
+
+
+def test_a_shown_file_comes_back_with_all_parameters(tmp_path):
+    """One that was edited, too, in its parameters or elsewhere."""
+    step, problem, path = get_step("wgmma"), standard(head_dim=64, causal=True), tmp_path / "mine.py"
+    text, whole = shown(step, problem), written_out(step, problem)
+    assert "order, starts" not in text and "order, starts" in whole
+    path.write_text(text, encoding="utf-8")
+    assert read_step(path).text == whole
+    split = text.replace("fmha(Q, K, V, Out, scale,", "fmha(\n    Q, K, V, Out,\n    scale,  # in base 2\n   ")
+    assert (back := completed(split, whole)).count("\n") == split.count("\n")
+    assert ast.dump(ast.parse(back)) == ast.dump(ast.parse(whole))
+    assert "Out, order, starts, scale" in completed(text.replace("Out, scale", "Out, order, scale"), whole)
+    assert completed("", whole) == "" and completed(whole, whole) == whole
+
+
+def test_what_is_not_shown_is_not_documented_either():
+    whole = 'def f():\n    pass\n\n\ndef k(a, b):\n    """K.\n\n    a: one. b: other.\n    """\n    return b\n'
+    assert as_shown(whole) == whole.replace("a, b", "b").replace("a: one. ", "")
 
 
 def _before(step) -> list[str]:
@@ -196,9 +237,9 @@ def test_the_best_step_is_shown(capsys, monkeypatch):
     first, why, *_ = capsys.readouterr().out.splitlines()
     assert first == f"Step {choice.step.label}, for {HEADLINE.describe()}:" and why == choice.why
     assert show.main(["best", "--arch", "sm_100", "--head-dim", "64"]) == 0
-    shown = capsys.readouterr().out
+    told = capsys.readouterr().out
     other = best(standard(head_dim=64, causal=True), "sm_100").step
-    assert shown == written_out(other, standard(head_dim=64, causal=True), "sm_100")
+    assert told == shown(other, standard(head_dim=64, causal=True), "sm_100")
     assert show.main(["best", "--arch", "cpu"]) == 2 and "must be a CUDA device" in capsys.readouterr().err
 
 
