@@ -21,7 +21,7 @@ from steps.exercises import exercise
 from steps.measuring.ahead import compile_quietly
 from steps.measuring.measure import Settings, measure
 from steps.simulate import Examination
-from steps.writing.written import edited, without_title, write_step, written_out
+from steps.writing.written import edited, shown, without_title, write_step
 from tutorial_lib import drawings, limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiled import Compiled
@@ -163,14 +163,14 @@ class Lesson:
             name = f"steps/kernels/{path.name}"
             where = f"[{name}](../{name}) is a whole program with it. {where}"
         try:
-            text = without_title(written_out(self.step, self.problem, self.arch))
+            text = without_title(shown(self.step, self.problem, self.arch))
         except Unsupported as error:
             return [f"{error}."]
         if self.step.begins_a_skeleton:
             return [f"{self.step.shown}, for {self.problem.describe()}. {where}, and what that imports.", code(text)]
         problem, without = self._taken_before()
         try:
-            before = without_title(written_out(self.previous, problem, self.arch))
+            before = without_title(shown(self.previous, problem, self.arch))
         except Unsupported:
             told = f"{self.step.shown}, because {called(self.previous)} does not run {self.problem.describe()}. "
             return [told + where + ".", code(text)]

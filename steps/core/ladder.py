@@ -226,7 +226,8 @@ def _load() -> tuple[tuple, tuple]:
                 found[step.number] = step
                 inside += getattr(module, "INSIDE", ())
     if old := [step.name for step in (*found.values(), *inside) if step.name in OLD_NAMES or step.name in DELETED]:
-        raise ValueError(f"a step must not be called what another one was called before (OLD_NAMES), got {old[0]}")
+        told = f"(steps/core/ladder.py), got {old[0]}"
+        raise ValueError(f"a step must not be called what another one was called before {told}")
     return tuple(found[number] for part in PARTS for number in part.numbers if number in found), tuple(inside)
 
 

@@ -47,7 +47,8 @@ MERGING = BlockShape(Tile(1, AT_ONCE), occupancy=8)  # small blocks, which wait 
 class DecodeStep(InCuTile, FusedStep):
     """Kernels of ``steps.everyday.decode_kernel`` with these holes filled.
 
-    load_key(K, batch, kv_head, j, variant) -> [head_dim, key], load_value -> [key, head_dim]: the j-th tile.
+    load_key(K, batch, kv_head, j, variant) -> [head_dim, key]: the j-th tile of keys. load_value(V, batch, kv_head, j,
+    variant) -> [key, head_dim]: that of values.
     softmax: as that of ``CuTileStep``. latency, occupancy, warps: hints to the compiler; occupancy is that of all tiles
     but those of ``MOST_ROWS`` rows.
     splitting: who takes which keys, and who merges. Where several blocks have a range of the keys each, they are as

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import NamedTuple
 
 from steps import get_step
 from steps.simulate import Examination
-from steps.writing.written import edited, plainly, write_step
+from steps.writing.written import plainly, write_step
 from tutorial_lib.exercises import Plain, Wrong
 from tutorial_lib.problem import Problem
+from tutorial_lib.simulator.breaking import LEFT_OUT, NOT_AT_LAST, Broken, mistaken
 
 FEW = Problem(batch=1, heads=1, seq_len_q=128, seq_len_kv=640, head_dim=64)
+CALLED = frozenset({"fetch", "release", "barrier_ring"})  # of ``steps.hopper.lib``, in whose calls mistakes are made
 
 
 class Wait(NamedTuple):
@@ -32,14 +35,6 @@ LINE = re.compile(
     re.MULTILINE,
 )
 
-# Pieces of step producer's kernel. They are text, as in the chapter, which breaks one line of a kernel at a time and
-# shows it. A function in place of another would hold much more than the one mistake that the learner looks for.
-QUERIES = "arrays.query.nbytes_per_cta"
-KEYS = "array.nbytes_per_cta"
-FREE = "mbarrier.wait(barriers.{0}_empty.index(stage), used)"
-DONE = "release(barriers.{0}_empty, iteration, STAGES)"
-RINGS = "{0}_full, {0}_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, WARPGROUPS)"
-
 
 def waits_in(message: str) -> list[Wait]:
     """Who waits for which barrier, from the simulator's message about a deadlock."""
@@ -47,42 +42,47 @@ def waits_in(message: str) -> list[Wait]:
     return [Wait(role, barrier, int(missing), int(extra or 0)) for role, barrier, missing, extra in found]
 
 
-def deadlock(*edits: tuple[str, str]) -> str:
-    """What the simulator says of step producer with pieces of its kernel replaced."""
-    broken = edited(write_step(get_step("producer"), FEW), *edits)
-    wrong, _, _ = Examination(broken, FEW, 0).under(None)
+def broken(function: str, about: str, mistake: str) -> Broken:
+    """Step producer's kernel with a mistake in one call of a function: see ``mistaken``."""
+    return mistaken(write_step(get_step("producer"), FEW, keep=CALLED).text, function, about, mistake)
+
+
+def deadlock(function: str, about: str, mistake: str) -> str:
+    """What the simulator says of that kernel."""
+    return _told(broken(function, about, mistake))
+
+
+def _told(kernel: Broken) -> str:
+    step = dataclasses.replace(write_step(get_step("producer"), FEW), text=kernel.text)
+    wrong, _, _ = Examination(step, FEW, 0).under(None)
     return plainly(wrong[-1])
 
 
-def mistakes(chance) -> list[tuple[str, str, tuple[str, str]]]:
-    """(barrier, what is wrong with it, the edit that makes the mistake): one of each kind."""
+def mistakes(chance) -> list[tuple[str, str, tuple[str, str, str]]]:
+    """(barrier, what is wrong with it, the call with the mistake, as ``broken`` takes it): one of each kind."""
     kind = chance.choice(["key", "value"])
-    rings = RINGS.format(kind)
+    full, empty = f"{kind}_full", f"{kind}_empty"
     few = "Another number of bytes was announced than TMA brings."
     free = "The producer has not asked for the tile that the consumers wait for, because it waits itself. "
-    waited, released = FREE.format(kind), DONE.format(kind)
-    fetched = f"fetch(arrays.{kind}, tiles.{kind}, barriers.{kind}_full, head, batch, key, stage)"
     never = "The producer has ended and is not in the list: it never asked for this tile."
     return [
-        ("query_full", few, (QUERIES, f"{QUERIES} * 2")),
-        ("key_full", few, (KEYS, f"{KEYS} // 2")),
-        (f"{kind}_empty", free + "Its parity is wrong.", (waited, waited.replace("used)", "used ^ 1)"))),
-        (f"{kind}_empty", free + "The slot is never released.", (released, "pass")),
-        (
-            f"{kind}_empty",
-            free + "The barrier wants more arrivals than come.",
-            (rings, rings.replace("WARPGROUPS", "WARPGROUPS + 1")),
-        ),
-        (f"{kind}_full", never, (fetched, f"if j + 1 < end:\n                {fetched}")),
+        ("query_full", few, ("expect", "query", "twice the bytes")),
+        ("key_full", few, ("expect", "array", "half of the bytes")),  # of ``fetch``; keys come first
+        (empty, free + "Its parity is wrong.", ("wait", empty, "other parity")),
+        (empty, free + "The slot is never released.", ("release", empty, LEFT_OUT)),
+        (empty, free + "The barrier wants more arrivals than come.", ("barrier_ring", empty, "one more arrival")),
+        (full, never, ("fetch", full, NOT_AT_LAST)),
     ]
 
 
 def judge(function, chance) -> str | None:
-    for barrier, why, edit in mistakes(chance):
-        message = deadlock(edit)
+    for barrier, why, call in mistakes(chance):
+        kernel = broken(*call)
+        message = _told(kernel)
         mine = function(waits_in(message))
         if mine != barrier:
-            return f"To blame is `{barrier}`, and yours says `{mine}`. {why}\n\n```\n{message}\n```"
+            where = f"The mistake is in `{kernel.what}`: {kernel.how}."
+            return f"To blame is `{barrier}`, and yours says `{mine}`. {why} {where}\n\n```\n{message}\n```"
     return None
 
 

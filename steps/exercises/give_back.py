@@ -6,6 +6,7 @@ from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong, clean
 
 KEYS, VALUES = "release(barriers.key_empty, iteration, STAGES)", "release(barriers.value_empty, iteration, STAGES)"
+PREVIOUS = "release(barriers.value_empty, iteration - 1, STAGES)"
 QUERY_COPIES = 2  # of a block, which come before its tiles of keys and values
 TOLERANCE = 20.0  # simulated clocks; a softmax takes hundreds
 
@@ -60,7 +61,7 @@ def copies(exercise: InKernel, problem, source: str) -> list[float]:
     return begun[QUERY_COPIES:]
 
 
-SOLUTION = """
+ATTEND = """
 def attend(query, tiles, barriers, query_tile, iteration, scale):
     ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
     row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
@@ -74,12 +75,13 @@ def attend(query, tiles, barriers, query_tile, iteration, scale):
         key = tiles.key.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
         scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        release(barriers.key_empty, iteration, STAGES)
+        {behind_scores}
 
         # --- online softmax ---
         weights, correction, row_max = softmax(scores, row_max, scale)
         row_sum = row_sum * correction + gl.sum(weights, 1)
         accumulator = accumulator * by_row(correction)
+        {behind_softmax}
         weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
 
         # --- output: PV product ---
@@ -87,30 +89,22 @@ def attend(query, tiles, barriers, query_tile, iteration, scale):
         value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
         accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        release(barriers.value_empty, iteration, STAGES)
+        {behind_output}
         iteration += 1
+        {behind_the_count}
+    {at_the_end}
     return accumulator, row_sum, iteration
 """
+PLACES = ("behind_scores", "behind_softmax", "behind_output", "behind_the_count", "at_the_end")
 
 
-def placed(behind_scores: str, behind_output: str) -> str:
-    """The solution with other statements where a slot is released."""
-    return SOLUTION.replace(VALUES, "VALUES").replace(KEYS, behind_scores).replace("VALUES", behind_output)
+def attend(**calls: str) -> str:
+    """The function with these calls at these of ``PLACES``, and none elsewhere."""
+    filled = ATTEND.format(**dict.fromkeys(PLACES, "") | calls)
+    return "\n".join(line for line in filled.split("\n") if not line.isspace())  # which was a place
 
 
-def behind_the_count(*calls: str) -> str:
-    """The solution with these calls behind ``iteration += 1``, where they name the slot of the next tile."""
-    source = SOLUTION
-    for call in calls:
-        source = source.replace(f"        {call}\n", "")
-    return source.replace("iteration += 1\n", "iteration += 1\n" + "".join(f"        {call}\n" for call in calls))
-
-
-def one_behind() -> str:
-    """The solution with the slot of each tile of values released when the next one has been read."""
-    return placed(KEYS, "if iteration > 0: release(barriers.value_empty, iteration - 1, STAGES)").replace(
-        "    return acc", "    release(barriers.value_empty, iteration - 1, STAGES)\n    return acc"
-    )
+SOLUTION = attend(behind_scores=KEYS, behind_output=VALUES)
 
 
 EXERCISE = InKernel(
@@ -185,19 +179,29 @@ EXERCISE = InKernel(
         ),
         Wrong("the keys never", "a slot of the keys that nobody", old=KEYS, new="pass"),
         Wrong("the values never", "a slot of the values that nobody", old=VALUES, new="pass"),
-        Wrong("both behind the first product", "has not read yet", source=placed(f"{KEYS}; {VALUES}", "pass")),
-        Wrong("both at the end", "slot of the keys is released later", source=placed("pass", f"{KEYS}; {VALUES}")),
-        Wrong("the values in the next iteration", "slot of the values is released later", source=one_behind()),
+        Wrong("both behind the first product", "has not read yet", source=attend(behind_scores=f"{KEYS}; {VALUES}")),
+        Wrong(
+            "both at the end", "slot of the keys is released later", source=attend(behind_output=f"{KEYS}; {VALUES}")
+        ),
+        Wrong(
+            "the values in the next iteration",
+            "slot of the values is released later",
+            source=attend(behind_scores=KEYS, behind_output=f"if iteration > 0: {PREVIOUS}", at_the_end=PREVIOUS),
+        ),
         Wrong(
             "the keys behind the softmax",
             "slot of the keys is released later",
-            source=placed("pass", VALUES).replace("        weights = gl", f"        {KEYS}\n        weights = gl"),
+            source=attend(behind_softmax=KEYS, behind_output=VALUES),
         ),
-        Wrong("behind the count", "slot of the", source=behind_the_count(KEYS, VALUES)),
-        Wrong("the keys behind the count", "slot of the", source=behind_the_count(KEYS)),
-        Wrong("the values behind the count", "slot of the", source=behind_the_count(VALUES)),
-        Wrong("each behind the other's product", "rely on nobody's order", source=placed(VALUES, KEYS)),
-        Wrong("the keys twice", "more than once", source=placed(KEYS, f"{KEYS}; {VALUES}")),
+        Wrong("behind the count", "slot of the", source=attend(behind_the_count=f"{KEYS}; {VALUES}")),
+        Wrong("the keys behind the count", "slot of the", source=attend(behind_output=VALUES, behind_the_count=KEYS)),
+        Wrong("the values behind the count", "slot of the", source=attend(behind_scores=KEYS, behind_the_count=VALUES)),
+        Wrong(
+            "each behind the other's product",
+            "rely on nobody's order",
+            source=attend(behind_scores=VALUES, behind_output=KEYS),
+        ),
+        Wrong("the keys twice", "more than once", source=attend(behind_scores=KEYS, behind_output=f"{KEYS}; {VALUES}")),
     ),
     debrief="A slot may be released as soon as the last product that reads it has ended. The keys' slot is free while "
     "the softmax runs, and the producer can fill it in that time.",

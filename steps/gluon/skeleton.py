@@ -31,7 +31,7 @@ class GluonStep(PointerStep):
     shared_layout(columns) -> where element [row, column] of a tile lies in shared memory.
     warps: how the warps divide the scores; stages: tiles of K and of V that shared memory holds.
     copies: when tiles of K and V are copied. queries: where Q is while keys are read. sums: how rows are added up.
-    schedule: the kernel.
+    schedule: the kernel. tile: query rows of a block, and keys of an iteration.
     """
 
     shared_layout: Callable = hole()

@@ -230,7 +230,7 @@ def import_lines(lines: dict[str, str]) -> str:
 
 def formatted(text: str) -> str:
     """The text as ruff formats it, or as it is where there is no ruff; first, long lines that ruff leaves alone."""
-    text = "\n".join(map(_broken, text.splitlines())) + "\n"
+    text = "\n".join(map(in_lines, text.splitlines())) + "\n"
     command = [sys.executable, "-m", "ruff", "format", "--line-length", str(LINE_LENGTH), "-"]
     done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8")
     return _packed(ROLES.sub(_roles, done.stdout)) if done.returncode == 0 else text
@@ -243,7 +243,7 @@ def _roles(found: re.Match) -> str:
     return f"{before}{margin}gl.warp_specialize([\n{roles}{margin}], {found['warps']}, {found['registers']}){SKIP}"
 
 
-def _broken(line: str) -> str:
+def in_lines(line: str) -> str:
     """A line as several, where it is too long: a comment, or a call or ``def`` that ruff is to leave alone."""
     margin = line[: len(line) - len(line.lstrip())]
     if line.endswith(SKIP) and sum(map(line.count, ")]")) > sum(map(line.count, "([")):  # what was broken before

@@ -23,7 +23,7 @@ LEAVES = (
 )
 EFFECTLESS = (
     *("gl.arange", "gl.cdiv", "gl.full", "gl.maximum", "gl.minimum", "gl.num_programs", "gl.program_id"),
-    "gl.SliceLayout",
+    *("gl.SliceLayout", "gl.SwizzledSharedLayout"),
 )
 NO_NODES = (str, bool, type(None), cst.MaybeSentinel)  # what else a field of a node may hold
 

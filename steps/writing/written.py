@@ -1,8 +1,8 @@
 """Kernels written out: a step's whole kernel as one plain piece of Python, and such a text as a step.
 
 ``written_out`` makes the text from the source that runs: for one problem, without any branch that is not taken.
-``WrittenStep`` is the way back: it launches and compiles a text, which somebody may have changed, in place of the
-kernel of the step that it was made from.
+``shown`` is that text as ``steps.show`` prints it. ``WrittenStep`` is the way back: it launches and compiles a text,
+which somebody may have changed, in place of the kernel of the step that it was made from.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.util
+import inspect
 import json
 import re
 import sys
@@ -27,6 +28,7 @@ from steps.core.rules import UNTESTED, place_of_rule
 from steps.core.step import DEFAULT_ARCH, Step, Unsupported
 from steps.writing.flat import flatten
 from steps.writing.program import Program
+from steps.writing.shown import as_shown, completed
 from steps.writing.values import plain_function
 from tutorial_lib.compiler import cache_folder
 from tutorial_lib.files import write_whole
@@ -53,6 +55,11 @@ def written_out(step: FusedStep, problem: Problem, arch: str | None = None, keep
     title = f"Step {step.label}: {step.title}, for {problem.describe()} on {arch}."
     text = flat_text((entry, tuple(sorted(constants.items()))), keep=keep)
     return text.replace(f'"""{HEADER}"""', f'"""{title}\n\nWritten out from: {origin}"""', 1)
+
+
+def shown(step: FusedStep, problem: Problem, arch: str | None = None) -> str:
+    """As ``written_out``, to be read: without parameters of the kernel that nothing reads; ``read_step`` adds them."""
+    return as_shown(written_out(step, problem, arch))
 
 
 @cache
@@ -97,6 +104,22 @@ def parts_of(step: FusedStep, problem: Problem, arch: str | None = None) -> dict
             found[what] = f"{_place(method)} {method.__qualname__}"
     kernel = plain_function(entry)
     return found | {"kernel": f"{_place(kernel)} {kernel.__name__}"}
+
+
+def meanings(step: FusedStep) -> dict[str, str]:
+    """What each hole of a step's skeleton is for: the first sentence that the skeleton's docstring has on it.
+
+    Such a sentence begins ``name: ``, ``name, other: ``, or with the parameters of a function that fills the hole.
+    """
+    name = "|".join(step.holes())
+    said = [" ".join(inspect.getdoc(cls).split()) for cls in type(step).__mro__ if cls.__doc__]
+    found: dict[str, str] = {}
+    for piece in re.split(rf"(?<=[.;]) (?=(?:{name})[:,(])", " ".join(said)):
+        if begin := re.match(rf"((?:{name})(?:, (?:{name}))*)(?:: |(?=\())", piece):
+            first = re.split(r"(?<=\.) (?=[A-Z(`\d])", piece[begin.end() :])[0]
+            for each in begin[1].split(", "):
+                found.setdefault(each, first.rstrip(".;") + ".")
+    return found
 
 
 def _place(function) -> str:
@@ -307,4 +330,5 @@ def read_step(path: Path) -> WrittenStep:
         compile(text, str(path), "exec")
     except SyntaxError as error:
         raise ValueError(f"{path} is not Python: line {error.lineno}: {error.msg}") from None
+    text = completed(text, step.text)
     return dataclasses.replace(step, text=text, title=path.name, change=f"{path.name} in place of the kernel.")

@@ -7,7 +7,7 @@ import libcst as cst
 import pytest
 
 from steps.writing import program, values
-from steps.writing.flat import SKIP, _broken, flatten
+from steps.writing.flat import SKIP, flatten, in_lines
 from steps.writing.results import without_idle_results
 from steps.writing.trees import LINE_LENGTH, code
 from steps.writing.values import CannotFlatten
@@ -151,7 +151,7 @@ def test_the_same_text_every_time():
 def test_a_line_that_is_too_long_is_broken_beside_its_strings_and_its_comment(length):
     """Wherever the last line ends: a comment in two would be no comment, and a string in two no string."""
     line = "".join(["    call(", "x" * length, ", ", '"words in a string", more, ' * 9, "y)", SKIP])
-    text = _broken(line)
+    text = in_lines(line)
     assert text.endswith(SKIP) and len(text.splitlines()) > 1 and max(map(len, text.splitlines())) <= LINE_LENGTH
     assert ast.unparse(ast.parse(text.strip())) == ast.unparse(ast.parse(line.strip()))
 

@@ -7,10 +7,11 @@ import tokenize
 
 import pytest
 
-from steps import STEPS, Unsupported, get_step, show
+from steps import STEPS, Unsupported, best, get_step, show
 from steps.core.ladder import ROOT, part_of
-from steps.core.problems import FULL, standard
-from steps.writing.written import edited, parts_of, read_step, write_step, written_out
+from steps.core.problems import FULL, HEADLINE, standard
+from steps.writing.shown import as_shown, completed
+from steps.writing.written import edited, meanings, parts_of, read_step, shown, write_step, written_out
 from tests import lock
 from tests.expected import EXPECTED, SAME, cases_of, is_written, kernels, name_of, same_compilers
 from tests.selection import sampled
@@ -104,6 +105,46 @@ def test_the_text_needs_nothing_of_the_project_and_has_no_field_that_nothing_rea
     assert fields <= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
+NUMBERED = [step for step in KERNELS if step.number is not None]
+
+
+@sampled(core=lambda step: step.name in ("producer", "two_blocks", "fast_deterministic", "paged", "p_offset"))
+@pytest.mark.parametrize("step", NUMBERED, ids=lambda s: s.name)
+def test_what_is_shown_has_no_parameter_that_nothing_reads(step):
+    """And it comes back as the text that is launched, with as many lines: messages name those that are shown."""
+    text = shown(step, step.default_problem)
+    for function in ast.walk(ast.parse(text)):
+        if isinstance(function, ast.FunctionDef):
+            names = {part.arg for part in (*function.args.args, *function.args.kwonlyargs)}
+            read = {node.id for line in function.body for node in ast.walk(line) if isinstance(node, ast.Name)}
+            assert names <= read, f"{step.name}: {function.name} does not read {names - read}"
+            told = re.findall(r"do_not_specialize=\[(.*?)\]", " ".join(map(ast.unparse, function.decorator_list)))
+            assert set(re.findall(r"\w+", " ".join(told))) <= names
+    whole = written_out(step, step.default_problem)
+    back = completed(text, whole)
+    assert ast.dump(ast.parse(back)) == ast.dump(ast.parse(whole))
+    assert back.count("\n") == text.count("\n") == whole.count("\n")
+
+
+def test_a_shown_file_comes_back_with_all_parameters(tmp_path):
+    """One that was edited, too, in its parameters or elsewhere."""
+    step, problem, path = get_step("wgmma"), standard(head_dim=64, causal=True), tmp_path / "mine.py"
+    text, whole = shown(step, problem), written_out(step, problem)
+    assert "order, starts" not in text and "order, starts" in whole
+    path.write_text(text, encoding="utf-8")
+    assert read_step(path).text == whole
+    split = text.replace("fmha(Q, K, V, Out, scale,", "fmha(\n    Q, K, V, Out,\n    scale,  # in base 2\n   ")
+    assert (back := completed(split, whole)).count("\n") == split.count("\n")
+    assert ast.dump(ast.parse(back)) == ast.dump(ast.parse(whole))
+    assert "Out, order, starts, scale" in completed(text.replace("Out, scale", "Out, order, scale"), whole)
+    assert completed("", whole) == "" and completed(whole, whole) == whole
+
+
+def test_what_is_not_shown_is_not_documented_either():
+    whole = 'def f():\n    pass\n\n\ndef k(a, b):\n    """K.\n\n    a: one. b: other.\n    """\n    return b\n'
+    assert as_shown(whole) == whole.replace("a, b", "b").replace("a: one. ", "")
+
+
 def _before(step) -> list[str]:
     found = []
     while step.previous:
@@ -180,6 +221,28 @@ def test_every_kernel_is_the_code_that_it_was(step, problem, arch):
     assert compiled.digest == digest, lock.told_apart(compiled, digest, EXPECTED)
 
 
+def test_every_hole_is_explained():
+    """By the docstring of the skeleton, which --where prints from."""
+    for step in {type(step): step for step in KERNELS}.values():
+        told = meanings(step)
+        assert not set(step.holes()) - set(told), step.name
+        assert all(said.endswith(".") and not said.startswith(":") for said in told.values())
+
+
+def test_the_best_step_is_shown(capsys, monkeypatch):
+    """For the headline's problem, or another; on this machine's architecture or another; and why."""
+    monkeypatch.setattr(show, "here", lambda: "sm_90")
+    choice = best(HEADLINE, "sm_90")
+    assert show.main(["best", "--where"]) == 0
+    first, why, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"Step {choice.step.label}, for {HEADLINE.describe()}:" and why == choice.why
+    assert show.main(["best", "--arch", "sm_100", "--head-dim", "64"]) == 0
+    told = capsys.readouterr().out
+    other = best(standard(head_dim=64, causal=True), "sm_100").step
+    assert told == shown(other, standard(head_dim=64, causal=True), "sm_100")
+    assert show.main(["best", "--arch", "cpu"]) == 2 and "must be a CUDA device" in capsys.readouterr().err
+
+
 def test_the_digests_are_of_the_steps_that_there_are():
     assert set(EXPECTED["digests"]) == {name_of(*case) for case in CASES if case[0].name in WRITTEN_DOWN}
     assert set(EXPECTED["lines"]) == {step.name for step in WRITTEN if step.name in WRITTEN_DOWN}
@@ -221,9 +284,9 @@ def test_where_the_functions_of_a_step_stand_is_listed(capsys):
     listed = [line.split(maxsplit=1) for line in lines if line.startswith("steps/")]
     called = dict(name.split(" = ") for _, name in listed if " = " in name)
     assert listed[0][1] == "fmha" and {"attend_to_rest"} <= {name for _, name in listed}
-    holes = dict(
-        line.split(maxsplit=1) for line in lines[lines.index("Its holes, which evolve fills otherwise:") + 1 :]
-    )
+    begin = lines.index("Its holes, which evolve fills otherwise:") + 1
+    holes = dict(line.split(maxsplit=1) for line in lines[begin:] if re.match(r"  \w", line))
+    assert lines[begin + [*holes].index("groups") * 2 + 1].strip() == "warpgroups that compute."
     assert holes["highest"] == "softmax.in_four_chains" and holes["groups"] == "2"  # three where it is for head_dim 64
     assert called["consume"] == "variant.consume" and called["quarter_in_registers"] == "variant.queries.take"
     for where, name in listed:

@@ -22,7 +22,7 @@ from tests.selection import sampled
 from tests.shapes import problem
 from tests.simulator.places import check_that_all_is_missed
 from tutorial_lib.problem import Problem
-from tutorial_lib.simulator.breaking import broken, without
+from tutorial_lib.simulator.breaking import NOT_AT_LAST, broken, mistaken, without
 
 WITHOUT, OTHER_PARITY, ONE_MORE = "without", "other parity", "one more under way"
 
@@ -304,3 +304,33 @@ def test_one_synchronisation_is_named_by_a_piece_of_it_or_by_its_line():
         without(whole.text, "wait(nothing")
     with pytest.raises(ValueError, match=r"several: .*key_empty.*value_empty"):
         without(whole.text, "mbarrier.wait")
+
+
+@pytest.mark.parametrize(
+    ("function", "about", "mistake", "line"),
+    [
+        ("wait", "key_empty", "other parity", "mbarrier.wait(barriers.key_empty.index(stage), used ^ 1)"),
+        ("barrier_ring", "value_empty", "one more arrival", "barrier_ring(STAGES, WARPGROUPS + 1)"),
+        ("expect", "query", "twice the bytes", "expect(full, (WARPGROUPS * arrays.query.nbytes_per_cta) * 2)"),
+        ("release", "key_empty", "left out", "pass"),
+        ("fetch", "value_full", NOT_AT_LAST, "if j + 1 < end:"),
+    ],
+)
+def test_a_mistake_is_made_in_the_call_that_is_named(function, about, mistake, line):
+    whole = write_step(get_step("producer"), problem(), keep=frozenset({"fetch"})).text
+    found = mistaken(whole, function, about, mistake)
+    before, after = whole.splitlines(), found.text.splitlines()
+    same = [n for n, (one, other) in enumerate(zip(before, after), 1) if one != other]
+    assert same[0] == found.line and line in after[found.line - 1]
+    assert before[found.line :] == after[found.line + len(after) - len(before) :]
+
+
+def test_a_mistake_needs_one_such_call():
+    whole = write_step(get_step("producer"), problem()).text
+    for function, about in (("wait", "nothing"), ("nothing", "key_empty"), ("release", "barriers")):
+        with pytest.raises(ValueError, match=rf"calls {function} about {about} \d times, not once"):
+            mistaken(whole, function, about, "left out")
+    with pytest.raises(ValueError, match="no mistake is called 'other'; there are: other parity, "):
+        mistaken(whole, "wait", "key_empty", "other")
+    with pytest.raises(ValueError, match="no loop over a range is around the call of barrier_ring about key_empty"):
+        mistaken(whole, "barrier_ring", "key_empty", NOT_AT_LAST)

@@ -23,6 +23,16 @@ SIGNS = {
 LOOSER = {"wait_group", "warpgroup_mma_wait", "store_wait"}  # take how many may still be under way
 TOLD = {"tcgen05_mma": "mbarriers"}  # a product, and the argument that says where it tells that it has ended
 
+# Mistakes in a call that names the barrier or tile: each is another second argument, of a wait the parity, of
+# ``expect`` the bytes, of a ring of barriers the arrivals. The other two need no argument.
+MISTAKES = {
+    "other parity": "{} ^ 1",
+    "one more arrival": "{} + 1",
+    "twice the bytes": "{} * 2",
+    "half of the bytes": "{} // 2",
+}
+LEFT_OUT, NOT_AT_LAST = "left out", "left out at last"
+
 
 @dataclass(frozen=True)
 class Broken:
@@ -34,7 +44,7 @@ class Broken:
 
     line: int
     what: str
-    how: str  # "without", "other parity", "one more under way", "relaxed", "for itself"
+    how: str  # "without", "other parity", "one more under way", "relaxed", "for itself"; or a mistake of ``mistaken``
     text: str
 
     def __str__(self) -> str:
@@ -89,6 +99,59 @@ def without(text: str, statement: str) -> str:
     return found[0].text
 
 
+def mistaken(text: str, function: str, about: str, mistake: str) -> Broken:
+    """The text with a mistake in the one call of ``function`` that is about a barrier or a tile.
+
+    function: how the kernel calls it, without its module. about: a name among the call's arguments, or the one that its
+    result gets. mistake: of ``MISTAKES``, or that the call is left out: always, or in the last round of the loop over a
+    range around it.
+
+    Raises ValueError where there is no such call, or more than one, or for an unknown mistake.
+    """
+    tree = ast.parse(text)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == function]
+    results = {id(call): target for node in ast.walk(tree) for target, call in _results(node)}
+    found = [
+        call
+        for call in calls
+        if about in {_name(part) for argument in call.args for part in ast.walk(argument)}
+        or about == _name(results.get(id(call)))
+    ]
+    if len(found) != 1:
+        raise ValueError(f"the kernel calls {function} about {about} {len(found)} times, not once")
+    [call] = found
+    [line] = [node for node in ast.walk(tree) if _is_line(node) and call in ast.walk(node)]
+    if mistake in MISTAKES:
+        whole = isinstance(call.args[1], ast.Name | ast.Attribute | ast.Constant)
+        made = _changed(text, call.args[1], MISTAKES[mistake] if whole else MISTAKES[mistake].format("({})"))
+    elif mistake == LEFT_OUT:
+        made = _without(text, line)
+    elif mistake == NOT_AT_LAST:
+        loops = [node for node in ast.walk(tree) if isinstance(node, ast.For) and line in ast.walk(node)]
+        if not loops or _name(getattr(loops[-1].iter, "func", None)) != "range":
+            raise ValueError(f"no loop over a range is around the call of {function} about {about}")
+        rounds, end = loops[-1].target, loops[-1].iter.args[-1]
+        margin = " " * (line.col_offset + 4)
+        made = _changed(text, line, f"if {ast.unparse(rounds)} + 1 < {ast.unparse(end)}:\n{margin}{{}}")
+    else:
+        known = ", ".join([*MISTAKES, LEFT_OUT, NOT_AT_LAST])
+        raise ValueError(f"no mistake is called {mistake!r}; there are: {known}")
+    return Broken(line.lineno, " ".join(ast.get_source_segment(text, line).split()), mistake, made)
+
+
+def _results(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """(target, value) of an assignment, or of each pair of one of several names at once."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target, value = node.targets[0], node.value
+        together = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+        yield from zip(target.elts, value.elts, strict=True) if together else [(target, value)]
+
+
+def _name(node: ast.AST | None) -> str | None:
+    """The name, or that of an attribute."""
+    return getattr(node, "attr", getattr(node, "id", None))
+
+
 def _is_line(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr | ast.Assign)
 
@@ -104,8 +167,7 @@ def _call(line: ast.stmt) -> ast.Call | None:
 
 def _called(line: ast.stmt) -> str | None:
     call = _call(line)
-    function = call and call.func
-    return getattr(function, "attr", getattr(function, "id", None))
+    return _name(call and call.func)
 
 
 def _without(text: str, line: ast.stmt) -> str:
