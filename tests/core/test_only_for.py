@@ -148,6 +148,7 @@ def asks_which_step(text: str) -> list[str]:
 # What conditions of a folder's kernels may read of ``variant``: what the problem asks, and what follows from it.
 MAY_READ = {
     "gluon": {"causal", "ragged", "lse"},
+    "cdna": {"causal", "ragged", "lse", "stages"},
     "cutile": {"causal", "ragged", "lse", "window", "softcap", "sinks", "quantized", "together", "sequences", "rows"},
 }
 
