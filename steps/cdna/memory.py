@@ -30,31 +30,43 @@ def load_queries(pointer, stride, first, limit, variant: gl.constexpr):
 
 
 @gluon.jit
-def fetch(slot, pointer, stride, tile_index, limit, variant: gl.constexpr):
-    """Bring a tile of keys or values to its slot in LDS, or, where that is direct, begin to."""
+def tile_of(pointer, stride, tile_index, limit, variant: gl.constexpr):
+    """Where a tile of keys or values is in memory: (pointer, offsets)."""
     row = gl.arange(0, variant.tile.key, gl.SliceLayout(1, variant.copy))
     column = gl.arange(0, variant.head_dim, gl.SliceLayout(0, variant.copy))
     first = gl.to_tensor(tile_index * variant.tile.key)
-    source = pointer + first.to(gl.int64) * stride
-    at = offsets(row, column, stride, limit - first, variant.ragged)
-    if variant.direct:
-        async_copy.buffer_load_to_shared(slot, source, at)
-    else:
-        slot.store(cdna3.buffer_load(source, at))
+    return pointer + first.to(gl.int64) * stride, offsets(row, column, stride, limit - first, variant.ragged)
+
+
+@gluon.jit
+def bring(slot, pointer, stride, tile_index, limit, variant: gl.constexpr):
+    """Bring a tile of keys or values to its slot in LDS, through registers."""
+    source, at = tile_of(pointer, stride, tile_index, limit, variant)
+    slot.store(cdna3.buffer_load(source, at))
+
+
+@gluon.jit
+def fetch(slot, pointer, stride, tile_index, limit, variant: gl.constexpr):
+    """Begin to copy a tile of keys or values straight to its slot in LDS."""
+    source, at = tile_of(pointer, stride, tile_index, limit, variant)
+    async_copy.buffer_load_to_shared(slot, source, at)
 
 
 @gluon.jit
 def read(slot, variant: gl.constexpr):
-    """A tile in LDS, as the second factor of a product.
+    """A tile in LDS, as the second factor of a product."""
+    return slot.load(variant.right)
 
-    Of what was copied there directly, the relaxed read says that the kernel has waited for it. Triton 3.9 makes the
-    same code of an ordinary read. Before, the compiler waited in front of an ordinary read for all copies, those for
-    later tiles, too, and of a relaxed one it took no note: nobody saw to it that what is read is not overwritten.
+
+@gluon.jit
+def read_relaxed(slot, variant: gl.constexpr):
+    """A tile in LDS, as the second factor of a product; the relaxed read says that the kernel has waited for it.
+
+    Triton 3.9 makes the same code of an ordinary read. Before, the compiler waited in front of an ordinary read for all
+    copies, those for later tiles, too, and of a relaxed one it took no note: nobody saw to it that what is read is not
+    overwritten.
     """
-    if variant.direct:
-        return async_copy.load_shared_relaxed(slot, variant.right)
-    else:
-        return slot.load(variant.right)
+    return async_copy.load_shared_relaxed(slot, variant.right)
 
 
 @gluon.jit

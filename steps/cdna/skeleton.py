@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from triton.experimental.gluon.language import amd
 
-from steps.cdna.kernel import fmha
+from steps.cdna.kernel import QUERIES_FIRST, Numbering, fmha
+from steps.cdna.softmax import EVERY_TILE, SCALE_SCORES, Rescaling, Scaling
 from steps.cdna.variant import MFMA, MFMA_ROWS, Stages, Transfer, Variant
 from steps.core.fused import hole
 from steps.core.tiles import Tile
@@ -18,7 +19,6 @@ from tutorial_lib.architectures import ARCHITECTURES, KIB
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
 SIMULATED = "gfx950"  # what a block has on the CPU
-MOST_SCALE = 2  # times 1 / sqrt(head_dim): with more, one more rounding of Q shows in the output
 WAVES = 4  # of a block: one for each SIMD of a compute unit
 DIRECT = "gfx950"  # alone copies 16 bytes a lane straight into LDS; gfx942 can copy 4, which these kernels do not
 
@@ -52,25 +52,24 @@ class AmdStep(PointerStep):
 class CdnaStep(AmdStep):
     """A fused kernel for CDNA in Gluon: ``steps.cdna.kernel.fmha`` with these holes filled.
 
-    transfer: how K and V come to LDS. scale_query: whether Q is multiplied by the scale once, instead of the scores, as
-    long as the scale is not unusually large.
-    threshold: by how much, in powers of two, a score may exceed its row's maximum before that moves; None: by nothing.
+    transfer: how K and V come to LDS. scaling: what is multiplied by the scale, unless that is too large for it.
+    rescaling: when a row's maximum moves, and the output with it.
     stages: how an iteration of the loop is cut for two halves of the waves; None: all waves do the same.
-    xcd_swizzle: whether blocks are counted by heads first, and not by tiles of queries.
+    numbering: how blocks are counted.
     choose(problem, arch) -> what holes are filled with otherwise for a problem on "gfx950" and the like, by name.
     """
 
     transfer: Transfer = hole()
-    scale_query: bool = hole(default=False)
-    threshold: float | None = hole(default=None, none="none")
+    scaling: Scaling = hole(default=SCALE_SCORES)
+    rescaling: Rescaling = hole(default=EVERY_TILE)
     stages: Stages | None = hole(default=None, none="none")
-    xcd_swizzle: bool = hole(default=False)
+    numbering: Numbering = hole(default=QUERIES_FIRST)
     choose: Callable[[Problem, str], dict] | None = hole(default=None, none="none")
 
     backend: ClassVar[str] = "cdna"
 
     def __post_init__(self):
-        if self.stages is not None and not (self.transfer.direct and self.stages.tiles > 2):
+        if self.stages is not None and not (self.transfer.copies.direct and self.stages.tiles > 2):
             raise ValueError(f"stages take direct copies, and three tiles in LDS, got {self.transfer}, {self.stages}")
 
     def configured(self, problem: Problem, arch: str) -> CdnaStep:
@@ -83,7 +82,7 @@ class CdnaStep(AmdStep):
             return reason
         if self.choose is not None:
             return self.configured(problem, target).unsupported(problem, target)
-        if self.transfer.direct and target not in (DIRECT, "cpu"):
+        if self.transfer.copies.direct and target not in (DIRECT, "cpu"):
             return f"copies 16 bytes a lane straight into LDS, which {DIRECT} alone can, not {target}"
         arch = SIMULATED if target == "cpu" else target
         needs, holds = self.lds_bytes(problem, arch), ARCHITECTURES[arch].shared_bytes
@@ -101,6 +100,7 @@ class CdnaStep(AmdStep):
         if self.choose is not None:
             return self.configured(problem, arch).variant(problem, arch)
         waves = self.stages.waves if self.stages else WAVES
+        moderate = problem.effective_scale**2 * problem.head_dim <= self.scaling.most**2
         keys = 32 if self.stages and problem.head_dim > 128 else 64  # what LDS has room for
         return Variant(
             tile=Tile(waves * MFMA_ROWS, keys),
@@ -110,13 +110,13 @@ class CdnaStep(AmdStep):
             ragged=problem.seq_len_kv % keys != 0,
             waves=waves,
             instruction=MFMA[SIMULATED if arch == "cpu" else arch],
-            direct=self.transfer.direct,
+            copies=self.transfer.copies,
             tiles=self.stages.tiles if self.stages else self.transfer.stages,
             shared=self.transfer.shared(problem.head_dim),
-            scale_query=self.scale_query and problem.effective_scale**2 * problem.head_dim <= MOST_SCALE**2,
-            threshold=self.threshold,
+            scaling=self.scaling if moderate else SCALE_SCORES,
+            rescaling=self.rescaling,
             stages=self.stages,
-            xcd_swizzle=self.xcd_swizzle,
+            numbering=self.numbering,
         )
 
     def kernel(self, problem: Problem) -> Callable:
@@ -127,4 +127,4 @@ class CdnaStep(AmdStep):
 
     def blocks(self, problem: Problem, variant: Variant) -> tuple[int, int, int]:
         tiles, heads, batch = super().blocks(problem, variant)
-        return (heads, tiles, batch) if variant.xcd_swizzle else (tiles, heads, batch)
+        return (heads, tiles, batch) if variant.numbering.heads_first else (tiles, heads, batch)

@@ -15,6 +15,7 @@ What to expect: one tile in LDS, nothing ahead of time. Every iteration waits fo
 """
 
 from steps.cdna import step700_plain_triton
+from steps.cdna.kernel import THROUGH_REGISTERS
 from steps.cdna.skeleton import CdnaStep
 from steps.cdna.variant import Transfer
 
@@ -25,5 +26,5 @@ STEP = CdnaStep(
     change="A new kernel in Gluon: MFMA with its layouts, one tile of K and V in LDS, brought through registers.",
     previous=step700_plain_triton.STEP,
     default_problem=step700_plain_triton.STEP.default_problem,
-    transfer=Transfer(direct=False),
+    transfer=Transfer(THROUGH_REGISTERS),
 )

@@ -51,6 +51,8 @@ a way to vote without these moves. On Hopper, without such moves, a vote of each
 """
 
 from steps.cdna import step701_mfma
+from steps.cdna.kernel import STRAIGHT
+from steps.cdna.softmax import BY_VOTE, SCALE_QUERY
 from steps.cdna.variant import Transfer
 
 STEP = step701_mfma.STEP.evolve(
@@ -58,7 +60,7 @@ STEP = step701_mfma.STEP.evolve(
     name="direct_to_lds",
     title="Direct-to-LDS",
     change="Tiles go straight to LDS, swizzled: the next one is copied while this one is used.",
-    transfer=Transfer(direct=True, stages=2, swizzle=True),
+    transfer=Transfer(STRAIGHT, stages=2, swizzle=True),
 )
 
 SCALED_QUERY = STEP.evolve(
@@ -66,7 +68,7 @@ SCALED_QUERY = STEP.evolve(
     title="Q scaled once",
     change="Q is multiplied by the scale once, before the loop, instead of every score.",
     inside="direct_to_lds",
-    scale_query=True,
+    scaling=SCALE_QUERY,
 )
 
 VOTE = STEP.evolve(
@@ -74,7 +76,7 @@ VOTE = STEP.evolve(
     title="Rescaled by a vote",
     change="A wave rescales its output only if some row's maximum has grown by more than a factor of 2^8.",
     inside="direct_to_lds",
-    threshold=8.0,
+    rescaling=BY_VOTE,
 )
 
 INSIDE = (SCALED_QUERY, VOTE)

@@ -25,6 +25,7 @@ measures it: `python -m steps.run --steps cdna` on such a GPU does.
 """
 
 from steps.cdna import step701_mfma, step703_wave_priorities
+from steps.cdna.kernel import HEADS_FIRST
 from tutorial_lib.problem import Problem
 
 STEP = step703_wave_priorities.STEP.evolve(
@@ -32,7 +33,7 @@ STEP = step703_wave_priorities.STEP.evolve(
     name="xcd_swizzle",
     title="XCD swizzle",
     change="Neighboring blocks work for different heads, so that one XCD's L2 holds a head's keys and values.",
-    xcd_swizzle=True,
+    numbering=HEADS_FIRST,
 )
 
 STAGED_LENGTH = 384  # of queries and of keys, at least

@@ -13,7 +13,10 @@ from functools import cached_property
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import AMDMFMALayout
 
+from steps.cdna.kernel import Copies, Numbering
+from steps.cdna.softmax import Rescaling, Scaling
 from steps.core.tiles import Tile
+from steps.gluon.functions import compiled_as
 
 LANES = 64  # of a wave
 CHUNK = 8  # elements of 16 bits that a lane copies at once: 16 bytes
@@ -40,16 +43,16 @@ MFMA = {"gfx942": Instruction(3, 8), "gfx950": Instruction(4, 16)}
 class Transfer:
     """How tiles of keys and values come to LDS.
 
-    direct: straight from memory; else through registers. stages: tiles of each that LDS holds. swizzle: whether chunks
-    of 16 bytes are permuted within their row.
+    copies: what is copied, and when. stages: tiles of each that LDS holds. swizzle: whether chunks of 16 bytes are
+    permuted within their row.
     """
 
-    direct: bool
+    copies: Copies
     stages: int = 1
     swizzle: bool = False
 
     def __str__(self) -> str:
-        way = "straight from memory" if self.direct else "through registers"
+        way = "straight from memory" if self.copies.direct else "through registers"
         return f"{way}, tiles in LDS: {self.stages}{', swizzled' if self.swizzle else ''}"
 
     def shared(self, columns: int) -> gl.SwizzledSharedLayout:
@@ -82,9 +85,9 @@ class Stages:
 
 @dataclass(frozen=True)
 class Variant:
-    """What a kernel is compiled for, and the layouts that follow: which lane of which wave holds what, and where.
+    """What a kernel is compiled for, the pieces that it is made of, and the layouts that follow.
 
-    Everything here is a constant in the compiled code.
+    Layouts say which lane of which wave holds what, and where.     Everything here is a constant in the compiled code.
     """
 
     tile: Tile
@@ -94,14 +97,19 @@ class Variant:
     ragged: bool  # the last tile of keys is not full
     waves: int
     instruction: Instruction
-    direct: bool
+    copies: Copies
     tiles: int  # of K and of V that LDS holds
     shared: gl.SwizzledSharedLayout
-    scale_query: bool
-    threshold: float | None
+    scaling: Scaling
+    rescaling: Rescaling
     stages: Stages | None
-    xcd_swizzle: bool = False  # blocks that run together have different heads, not different queries
+    numbering: Numbering
     lse: bool = False  # the log-sum-exp of every query is stored, too
+
+    @property
+    def cache_key(self) -> str:
+        """What Triton knows these constants by: functions by their source, not by their names."""
+        return compiled_as(self)
 
     @cached_property
     def accumulator(self) -> AMDMFMALayout:

@@ -134,7 +134,7 @@ def _of_pointers(step: PointerStep, problem: Problem, arch: str) -> Launch:
         "tile_key": variant.tile.key,
         "ragged": variant.ragged,
         "warps": step.number_of_warps(variant),
-        "heads_first": getattr(variant, "xcd_swizzle", False),
+        "heads_first": getattr(getattr(variant, "numbering", None), "heads_first", False),
     }
     return Launch(("checks", "pointers"), {"kernel": step.entry(problem, arch)}, values)
 

@@ -54,12 +54,11 @@ def load_queries(pointer, stride, first, limit):
 
 @gluon.jit
 def fetch(slot, pointer, stride, tile_index, limit):
-    """Bring a tile of keys or values to its slot in LDS, or, where that is direct, begin to."""
+    """Begin to copy a tile of keys or values straight to its slot in LDS."""
     row = gl.arange(0, TILE_KEY, gl.SliceLayout(1, COPY))
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, COPY))
     first = gl.to_tensor(tile_index * TILE_KEY)
-    source = pointer + first.to(gl.int64) * stride
-    at = offsets(row, column, stride, limit - first, False)
+    source, at = pointer + first.to(gl.int64) * stride, offsets(row, column, stride, limit - first, False)
     async_copy.buffer_load_to_shared(slot, source, at)
 
 
@@ -77,8 +76,8 @@ def store_rows(pointer, o, row_stride, column_stride, first, limit):
 @gluon.jit
 def softmax(scores, row_max, scale):
     """One step of the online softmax in base 2: weights [query, key], correction [query], new maximum [query]."""
-    highest = gl.max(scores, 1)
-    new_max = gl.maximum(row_max, highest * scale)
+    highest = gl.max(scores, 1) * scale
+    new_max = gl.maximum(row_max, highest)
     scores = scores * scale
     return gl.exp2(scores - new_max[:, None]), gl.exp2(row_max - new_max), new_max
 
@@ -114,7 +113,8 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     values = gl.allocate_shared_memory(dtype, [TILES, TILE_KEY, HEAD_DIM], SHARED)
     # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
     AHEAD: gl.constexpr = TILES - 1
-    for n in gl.static_range(AHEAD):
+    # Begin to copy the first tiles.
+    for n in gl.static_range(2):
         fetch(keys.index(n), K, k_stride, gl.minimum(n, end - 1), seq_len_kv)
         fetch(values.index(n), V, v_stride, gl.minimum(n, end - 1), seq_len_kv)
         async_copy.commit_group()
@@ -145,9 +145,8 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
             # For the next iteration's tile. All waves meet once, for this wait and for the end of the stage.
             async_copy.wait_group(AHEAD - 1)
             with amd.warp_pipeline_stage("output", priority=STAGES_PRODUCTS):
-                accumulator = cdna3.mfma(
-                    weights, async_copy.load_shared_relaxed(values.index(j % TILES), RIGHT), accumulator
-                )
+                v = async_copy.load_shared_relaxed(values.index(j % TILES), RIGHT)
+                accumulator = cdna3.mfma(weights, v, accumulator)
     # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)  # what still comes would come to the LDS of another block
     store_rows(Out, accumulator * (1.0 / row_sum)[:, None], o_strides[2], o_strides[3], first_query, seq_len_q)

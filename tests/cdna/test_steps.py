@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from steps import Unsupported, get_step
+from steps.cdna.kernel import HEADS_FIRST
+from steps.cdna.softmax import SCALE_QUERY, SCALE_SCORES
 from steps.core import driver
 from steps.core.attention import chosen
 from steps.core.ladder import kernels_of
@@ -29,7 +31,7 @@ from tutorial_lib.reference import attention_float64, sdpa_error
 from tutorial_lib.simulator.run import watched
 
 CDNA = [step for step in kernels_of("forward") if step.made_for.startswith("gfx")]
-DIRECT = [step for step in CDNA if step.backend == "cdna" and step.transfer.direct and not step.choose]
+DIRECT = [step for step in CDNA if step.backend == "cdna" and step.transfer.copies.direct and not step.choose]
 TARGETS = ("gfx942", "gfx950")
 
 # At head_dim 256. On gfx942 the compiler's choice of what to load ahead takes too many registers. On gfx950 it does not
@@ -226,7 +228,7 @@ def test_heads_first_is_another_order_of_the_same_blocks():
 def test_the_last_step_chooses_by_shape(shape, arch, like):
     """The kernel is that of an earlier step, but for the order of the blocks."""
     chosen_one, wanted = get_step("by_shape").variant(shape, arch), get_step(like).variant(shape, arch)
-    assert chosen_one == dataclasses.replace(wanted, xcd_swizzle=True)
+    assert chosen_one == dataclasses.replace(wanted, numbering=HEADS_FIRST)
 
 
 # --- votes ---
@@ -259,7 +261,9 @@ def test_a_vote_is_of_a_wave():
 @pytest.mark.parametrize("scale", [0.25, -0.25, 0.26, 4.0])
 def test_q_is_scaled_only_where_one_more_rounding_does_no_harm(scale):
     shape = problem(seq_len_q=70, seq_len_kv=300, causal=False, scale=scale)
-    assert get_step("scaled_query").variant(shape).scale_query == (abs(scale) <= 2 / 64**0.5)
+    assert get_step("scaled_query").variant(shape).scaling == (
+        SCALE_QUERY if abs(scale) <= 2 / 64**0.5 else SCALE_SCORES
+    )
     assert_right(get_step("scaled_query"), shape)
 
 

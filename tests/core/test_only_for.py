@@ -154,6 +154,7 @@ MAY_READ = {
         *("causal", "ragged", "ragged_queries", "window", "softcap", "sequences", "group_size", "tile", "rows"),
     },
     "everyday.decode_kernel": {"causal", "ragged", "lse", "page_size", "quantized"},
+    "cdna.kernel": {"causal", "ragged", "lse", "stages"},
 }
 FLAGS = {"causal", "ragged", "ragged_queries", "unseen", "lse", "packed", "sinks", "quantized"}  # what a problem asks
 

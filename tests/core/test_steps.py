@@ -13,6 +13,7 @@ import steps
 from steps import STEPS, get_step
 from steps.blackwell.skeleton import BlackwellStep
 from steps.cdna.skeleton import AmdStep
+from steps.cdna.softmax import SCALE_QUERY
 from steps.core.fused import FusedStep
 from steps.core.ladder import kernels_of
 from steps.core.order import Order
@@ -50,7 +51,7 @@ def with_log_sum_exp(step, of: Asked) -> torch.Tensor:
     q, [out] = of.inputs[0], FORWARD.poisoned(of.inputs)
     o, lse = step.attention(*of.inputs, of.problem.causal, of.problem.scale, out=out, return_lse=True)
     assert o is out and lse.shape == q.shape[:-1] and lse.dtype == torch.float32
-    rounded_again = getattr(step, "scale_query", False)  # Q, which is of 16 bits
+    rounded_again = getattr(step, "scaling", None) == SCALE_QUERY  # Q, which is of 16 bits
     atol = 8 * torch.finfo(q.dtype).eps if rounded_again else 2e-4
     torch.testing.assert_close(lse.double(), of.lse, rtol=1e-5, atol=atol)
     return o
