@@ -10,19 +10,19 @@ from triton.experimental.gluon import language as gl
 
 from steps.backward_hopper.lib import Aside
 from steps.backward_hopper.rows import prepare_rows
-from steps.blackwell.together import cluster_ring
+from steps.blackwell.sharing import joint_ring, ring_of_each
 
 
 @gluon.jit
 def joint_barrier():
     """An mbarrier of both CTAs: TMA tells it what it brings to either, and only the first CTA waits."""
-    return cluster_ring(1, 1, True).index(0)
+    return joint_ring(1).index(0)
 
 
 @gluon.jit
 def barrier_of_each():
     """An mbarrier of each CTA, which a product of both completes in both."""
-    return cluster_ring(1, 1, False).index(0)
+    return ring_of_each(1).index(0)
 
 
 @gluon.jit

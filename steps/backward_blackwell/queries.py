@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from steps.backward_blackwell.lib import barrier_of_each, joint_barrier, numbers_of
 from steps.backward_hopper.lib import LN2
 from steps.blackwell.columns import to_panels
-from steps.blackwell.together import cluster_ring
+from steps.blackwell.sharing import joint_ring
 from steps.gluon.softmax import exp2, tiles_to_visit
 from steps.hopper.lib import await_tile
 
@@ -220,9 +220,9 @@ def fmha_backward_dq(
     )
     queries_full = joint_barrier()
     barriers = Barriers(
-        cluster_ring(STAGES, 1, True),
-        cluster_ring(STAGES, 1, True),
-        cluster_ring(STAGES, 1, True),
+        joint_ring(STAGES),
+        joint_ring(STAGES),
+        joint_ring(STAGES),
         barrier_of_each(),
         barrier_of_each(),
         barrier_of_each(),

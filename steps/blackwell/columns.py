@@ -30,27 +30,35 @@ class Columns(NamedTuple):
 
 
 @gluon.jit
-def allocate_columns(dtype: gl.constexpr, variant: gl.constexpr):
-    """All the columns that a block needs."""
+def scores_and_output(variant: gl.constexpr):
+    """Columns for the scores and outputs of all warpgroups."""
     WARPGROUPS: gl.constexpr = variant.warpgroups
     KEYS: gl.constexpr = variant.tile.key
     scores = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, variant.rows, KEYS], variant.scores)
     output = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, variant.rows, variant.head_dim], variant.sums)
-    if variant.weights_apart:
-        weights = blackwell.allocate_tensor_memory(dtype, [WARPGROUPS, variant.rows, KEYS], variant.scores)
-        return Columns(scores, weights, output)
-    else:
-        return Columns(scores, scores, output)
+    return scores, output
 
 
 @gluon.jit
-def weights_of(columns, warpgroup, dtype: gl.constexpr, variant: gl.constexpr):
-    """A warpgroup's weights [query, key]: in columns of their own, or where its scores were."""
-    weights = columns.weights.index(warpgroup)
-    if variant.weights_apart:
-        return weights
-    else:
-        return weights.reinterpret(dtype, [variant.rows, variant.tile.key], variant.scores)
+def columns_apart(dtype: gl.constexpr, variant: gl.constexpr):
+    """All the columns that a block needs; weights have their own."""
+    scores, output = scores_and_output(variant)
+    WEIGHTS: gl.constexpr = [variant.warpgroups, variant.rows, variant.tile.key]
+    return Columns(scores, blackwell.allocate_tensor_memory(dtype, WEIGHTS, variant.scores), output)
+
+
+@gluon.jit
+def columns_in_common(variant: gl.constexpr):
+    """All the columns that a block needs; weights take the first half of those of the scores."""
+    scores, output = scores_and_output(variant)
+    return Columns(scores, scores, output)
+
+
+@gluon.jit
+def weights_over_scores(columns, warpgroup, dtype: gl.constexpr, variant: gl.constexpr):
+    """A warpgroup's weights [query, key], where its scores were."""
+    scores = columns.weights.index(warpgroup)
+    return scores.reinterpret(dtype, [variant.rows, variant.tile.key], variant.scores)
 
 
 @gluon.jit
@@ -59,10 +67,7 @@ def issue_scores(tiles, columns, barriers, warpgroup, iteration, variant: gl.con
     query = tiles.query.index(warpgroup).reshape([variant.rows, variant.head_dim])
     key = tiles.key.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim]).permute((1, 0))
     into, done = columns.scores.index(warpgroup), barriers.scores_full.index(warpgroup)
-    if variant.multicast:
-        blackwell.tcgen05_mma(query, key, into, use_acc=False, multicast=True, mbarriers=[done])
-    else:
-        blackwell.tcgen05_mma(query, key, into, use_acc=False, mbarriers=[done])
+    variant.sharing.multiply(query, key, into, False, done)
 
 
 @gluon.jit
@@ -73,10 +78,7 @@ def issue_output(weights, tiles, columns, barriers, warpgroup, iteration, add, v
     """
     value = tiles.value.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
     into, done = columns.output.index(warpgroup), barriers.output_full.index(warpgroup)
-    if variant.multicast:
-        blackwell.tcgen05_mma(weights, value, into, use_acc=add, multicast=True, mbarriers=[done])
-    else:
-        blackwell.tcgen05_mma(weights, value, into, use_acc=add, mbarriers=[done])
+    variant.sharing.multiply(weights, value, into, add, done)
 
 
 @gluon.jit

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from steps.blackwell.kernel import fmha
-from steps.blackwell.variant import (
-    GROUP_WARPS,
-    HEAD_DIMS,
-    Cluster,
-    Emulated,
-    Roles,
-    Variant,
-    is_persistent,
-    make_variant,
-)
-from steps.core.fused import grid, hole
-from steps.core.order import DEALT, NATURAL, SECTION_BYTES, Order
+from steps.blackwell import correction, roles, together
+from steps.blackwell.sharing import ALONE, Sharing
+from steps.blackwell.softmax import EVERY_TILE, Rescaling
+from steps.blackwell.taking import ONE_TILE, Schedule
+from steps.blackwell.variant import GROUP_WARPS, HEAD_DIMS, KEYS, ROWS, WIDE, WIDE_KEYS, Variant
+from steps.core.fused import Pieces, hole
+from steps.core.order import Order
 from steps.core.tiles import Tile
+from steps.gluon.softmax import exp2
 from steps.hopper.launching import TmaStep
 from tutorial_lib.architectures import ARCHITECTURES, TENSOR_COLUMNS
 from tutorial_lib.compiled import Compiled
@@ -31,17 +26,24 @@ LIMITS = ARCHITECTURES[TARGETS[0]]
 MOST_SHARED, MOST_COLUMNS = LIMITS.shared_bytes - LIMITS.reserved_bytes, TENSOR_COLUMNS  # of a block
 
 
-class Launched(Order):
-    """A block for every tile, in their order: one that stays takes the tiles of blocks that have not begun."""
+@dataclass(frozen=True)
+class Generation(Pieces):
+    """A kernel. warpgroups: that compute a softmax; at head_dim 256 one, as the outputs of two fill tensor memory.
 
-    def __str__(self) -> str:
-        return "taken by persistent blocks"
+    registers: of a thread of every role but the first warpgroup's, which has what is left. All threads of a block share
+    65536, and those of a warpgroup have the same number. The two warps that begin products and ask for tiles are in a
+    warpgroup of their own, and stand at the end. wide_registers: the same at head_dim 256.
+    """
 
-    def places(self, problem: Problem, tile: Tile, places: int) -> int:
-        return math.prod(grid(problem, tile))
+    kernel: Callable
+    warpgroups: int = 1
+    registers: tuple[int, ...] = ()
+    wide_registers: tuple[int, ...] = ()
 
 
-LAUNCHED = Launched(persistent=True, section_bytes=SECTION_BYTES)
+ALL_ALIKE = Generation(together.fmha)
+ROLES = Generation(roles.fmha, 2, (232, 32, 32), (80, 80))
+CORRECTION = Generation(correction.fmha, 2, (192, 96, 32, 32), (176, 80, 80))
 
 
 def triton_is_new() -> bool:
@@ -80,28 +82,56 @@ def fitting(compiled: Compiled) -> Compiled:
 
 @dataclass(frozen=True, kw_only=True)
 class BlackwellStep(OnBlackwell, TmaStep):
-    """A fused kernel for sm_100 and sm_103 in Gluon: ``steps.blackwell.kernel.fmha`` with these holes filled.
+    """A fused kernel for sm_100 and sm_103 in Gluon, with these holes filled.
 
-    roles: which warps do what (``steps.blackwell.variant``). emulated: which exponentials are a polynomial.
+    generation: which warps do what: a kernel, which reads from top to bottom in a module of its own.
+    sharing: how two blocks share keys and values, where all warps do the same.
+    schedule: which tiles of queries a block computes; several where warps have roles.
+    rescaling: when a row's maximum moves, and the output with it. exponential(x) -> 2^x.
+
+    Raises ValueError for holes that do not go together.
     """
 
-    roles: Roles | Cluster | Literal["all alike"] = hole(default="all alike")
-    emulated: Emulated = hole(default=Emulated())
+    generation: Generation = hole(default=ALL_ALIKE)
+    sharing: Sharing = hole(told=False, default=ALONE)
+    schedule: Schedule = hole(told=False, default=ONE_TILE)
+    rescaling: Rescaling = hole(told=False, default=EVERY_TILE)
+    exponential: Callable = hole(told=False, default=exp2)
 
     head_dims: ClassVar[tuple[int, ...]] = HEAD_DIMS
 
+    def __post_init__(self):
+        if self.generation.registers and self.sharing.ctas > 1:
+            raise ValueError("blocks share keys and values where their warps have no roles")
+        if not self.generation.registers and self.schedule.order.persistent:
+            raise ValueError("blocks stay where their warps have roles")
+
     def variant(self, problem: Problem, arch: str = TARGETS[0]) -> Variant:
         """The constants that ``problem`` is compiled with."""
-        return make_variant(self.roles, self.emulated, problem)
+        wide = problem.head_dim == WIDE
+        warpgroups = 1 if wide else self.generation.warpgroups
+        tile = Tile(warpgroups * ROWS * self.sharing.ctas, WIDE_KEYS if wide else KEYS)
+        return Variant(
+            tile=tile,
+            head_dim=problem.head_dim,
+            group_size=problem.group_size,
+            causal=problem.causal,
+            ragged=problem.seq_len_kv % tile.key != 0,
+            warpgroups=warpgroups,
+            stages=2,
+            registers=self.generation.wide_registers if wide else self.generation.registers,
+            sharing=self.sharing,
+            schedule=self.schedule,
+            rescaling=self.rescaling,
+            exponential=self.exponential,
+        )
 
     @property
     def order(self) -> Order:
-        if not is_persistent(self.roles):
-            return NATURAL
-        return LAUNCHED if self.roles.scheduler == "dynamic" else DEALT
+        return self.schedule.order
 
     def kernel(self, problem: Problem):
-        return fmha
+        return self.generation.kernel
 
     def compute_warps(self, variant: Variant) -> int:
         return GROUP_WARPS * variant.warpgroups

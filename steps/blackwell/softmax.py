@@ -5,10 +5,17 @@ A thread has all scores of its query, so that no lane asks another for a maximum
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from steps.blackwell.columns import rescale
+from steps.core.fused import Pieces
 from steps.gluon.softmax import exp2
+
+THRESHOLD = gl.constexpr(8.0)  # in base 2: weights are up to 2^8 then, which float16 holds as precisely as 1
 
 
 @gluon.jit
@@ -32,23 +39,14 @@ def hide(scores, first_query, first_key, seq_len_kv, variant: gl.constexpr):
 @gluon.jit
 def next_maxima(scores, row_max, scale, variant: gl.constexpr):
     """(maximum [query] that weights are relative to, in base 2; correction [query] of earlier sums)."""
-    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
-    if variant.threshold > 0:
-        new_max = gl.where(new_max - row_max > variant.threshold, new_max, row_max)
+    new_max = variant.rescaling.move(row_max, gl.maximum(row_max, gl.max(scores, 1) * scale))
     return new_max, exp2(row_max - new_max)
 
 
 @gluon.jit
 def weigh(scores, row_max, scale, variant: gl.constexpr):
     """Weights [query, key]: 2^(score - maximum)."""
-    exponent = scores * scale - row_max[:, None]
-    if variant.remainder > 0:
-        key = gl.arange(0, variant.tile.key, gl.SliceLayout(0, scores.type.layout))
-        # A register holds the same key in every thread: the compiler knows which of both it needs.
-        by_unit = (key % variant.frequency < variant.frequency - variant.remainder)[None, :]
-        return gl.where(by_unit, exp2(exponent), exp2_by_polynomial(exponent))
-    else:
-        return exp2(exponent)
+    return variant.exponential(scores * scale - row_max[:, None])
 
 
 @gluon.jit
@@ -79,3 +77,48 @@ def exp2_by_polynomial(x):
     power = ((0.05517167 * rest + 0.24261112) * rest + 0.69326099) * rest + 0.99992807
     exponent = shifted.to(gl.int32, bitcast=True) << 23
     return (power.to(gl.int32, bitcast=True) + exponent).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def a_quarter_by_polynomial(x):
+    """2^x [query, key]: of every 16 columns the last 4 by a polynomial."""
+    key = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
+    # A register holds the same key in every thread: the compiler knows which of both it needs.
+    return gl.where((key % 16 < 16 - 4)[None, :], exp2(x), exp2_by_polynomial(x))
+
+
+# --- when the maximum moves, and the output with it ---
+
+
+@dataclass(frozen=True)
+class Rescaling(Pieces):
+    """move(row_max, new_max): the maxima [query] that weights are relative to, from what they were and what is highest.
+
+    rescale(output, factor, variant): multiply the rows of an output [query, head_dim] by a factor [query].
+    """
+
+    move: Callable
+    rescale: Callable
+
+
+@gluon.jit
+def at_once(row_max, new_max):
+    """The highest score so far."""
+    return new_max
+
+
+@gluon.jit
+def beyond_threshold(row_max, new_max):
+    """The old maximum, until the new one exceeds it by more than the threshold."""
+    return gl.where(new_max - row_max > THRESHOLD, new_max, row_max)
+
+
+@gluon.jit
+def rescale_if_any(output, factor, variant: gl.constexpr):
+    """Multiply the rows of an output by a factor [query], unless that is 1 for all of them."""
+    if gl.min(factor, 0) < 1.0:  # for all rows or none: a branch is for whole warps
+        rescale(output, factor, variant)
+
+
+EVERY_TILE = Rescaling(at_once, rescale)
+LAZY = Rescaling(beyond_threshold, rescale_if_any)

@@ -13,12 +13,12 @@ rescales and stores its output before it hands over its weights, and the PV prod
 """
 
 from steps.blackwell import step600_tensor_memory
-from steps.blackwell.variant import Roles
+from steps.blackwell.skeleton import ROLES
 
 STEP = step600_tensor_memory.STEP.evolve(
     number=601,
     name="warp_roles",
     title="Warps with roles",
     change="Two warpgroups do the softmax, a warp begins all products, another asks for all tiles.",
-    roles=Roles(),
+    generation=ROLES,
 )

@@ -39,14 +39,15 @@ the best share is somewhere between none and a half.
 """
 
 from steps.blackwell import step601_warp_roles
-from steps.blackwell.variant import Correction, Emulated, Roles
+from steps.blackwell.skeleton import CORRECTION
+from steps.blackwell.softmax import LAZY, a_quarter_by_polynomial
 
 CORRECTION_WARPGROUP = step601_warp_roles.STEP.evolve(
     name="correction_warpgroup",
     title="A correction warpgroup",
     change="A third warpgroup rescales the output, while the softmax goes on with its exponentials.",
     inside="lazy_rescaling",
-    roles=Roles(correction=Correction()),
+    generation=CORRECTION,
 )
 
 STEP = CORRECTION_WARPGROUP.evolve(
@@ -55,7 +56,7 @@ STEP = CORRECTION_WARPGROUP.evolve(
     previous=step601_warp_roles.STEP,
     title="Lazy rescaling",
     change="A correction warpgroup rescales the output, only if some maximum has grown by more than a factor of 2^8.",
-    roles=Roles(correction=Correction(threshold=8.0)),
+    rescaling=LAZY,
 )
 
 EXP2_EMULATION = STEP.evolve(
@@ -63,7 +64,7 @@ EXP2_EMULATION = STEP.evolve(
     title="exp2 emulation",
     change="A quarter of the exponentials are a polynomial of degree 3, on the pipe for additions and multiplications.",
     inside="lazy_rescaling",
-    emulated=Emulated(frequency=16, remainder=4),
+    exponential=a_quarter_by_polynomial,
 )
 
 INSIDE = (CORRECTION_WARPGROUP, EXP2_EMULATION)

@@ -32,7 +32,7 @@ mask, and brings nothing that counts without one.
 """
 
 from steps.blackwell import step602_lazy_rescaling
-from steps.blackwell.variant import Correction, Roles
+from steps.blackwell.taking import LAUNCHED, LISTS
 from steps.core.problems import HEADLINE
 
 STEP = step602_lazy_rescaling.EXP2_EMULATION.evolve(
@@ -42,7 +42,7 @@ STEP = step602_lazy_rescaling.EXP2_EMULATION.evolve(
     title="Persistent blocks",
     change="As many blocks as SMs, each with a list of tiles; a quarter of the exponentials are a polynomial.",
     default_problem=HEADLINE,
-    roles=Roles(correction=Correction(threshold=8.0), scheduler="static"),
+    schedule=LISTS,
 )
 
 DYNAMIC_SCHEDULER = STEP.evolve(
@@ -50,7 +50,7 @@ DYNAMIC_SCHEDULER = STEP.evolve(
     title="Dynamic scheduler",
     change="A persistent block that is ready takes the tile of a block that has not begun.",
     inside="blackwell_persistent",
-    roles=Roles(correction=Correction(threshold=8.0), scheduler="dynamic"),
+    schedule=LAUNCHED,
 )
 
 INSIDE = (DYNAMIC_SCHEDULER,)

@@ -33,14 +33,14 @@ blocks wait for the slower of them twice a tile.
 """
 
 from steps.blackwell import step600_tensor_memory
-from steps.blackwell.variant import Cluster
+from steps.blackwell.sharing import COPIES, HALVES
 
 STEP = step600_tensor_memory.STEP.evolve(
     number=604,
     name="two_cta_mma",
     title="2-CTA MMA",
     change="Two blocks on two SMs compute every product together, and each holds half of the keys and values.",
-    roles=Cluster("halves"),
+    sharing=HALVES,
 )
 
 MULTICAST = STEP.evolve(
@@ -48,7 +48,7 @@ MULTICAST = STEP.evolve(
     title="One copy for two CTAs",
     change="Each CTA holds whole tiles of keys and values and multiplies alone; one TMA copy brings a tile to both.",
     inside="two_cta_mma",
-    roles=Cluster("copies"),
+    sharing=COPIES,
 )
 
 INSIDE = (MULTICAST,)
