@@ -39,8 +39,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.testing import do_bench
 
-WARPGROUPS, ROWS, HEAD_DIM, STAGES, TILE_KEY, PRODUCTS, TILE_QUERY = map(gl.constexpr, (1, 256, 128, 2, 128, 1, 256))
-LEAST, AT_ONCE_2 = map(gl.constexpr, (-3.4028234663852886e38, 64))
+STAGES, ROWS, LEAST, WARPGROUPS, HEAD_DIM, TILE_KEY = map(gl.constexpr, (2, 256, -3.4028234663852886e38, 1, 128, 128))
+TILE_QUERY, AT_ONCE_2 = map(gl.constexpr, (256, 64))
 D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4,
     cga_layout=[[0, 0, 1, 0]]))  # fmt: skip
@@ -50,11 +50,11 @@ SHARED_VALUE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element
 SCORES = gl.constexpr(blackwell.TensorMemoryLayout(block=(128, 128), col_stride=1, cga_layout=[[1, 0]], two_ctas=True))
 SUMS = SCORES
 
-# Tiles in shared memory. query, output: slots for each warpgroup; key, value: rings.
-Tiles = namedtuple("Tiles", "query key value output")
 # mbarriers: of each warpgroup, and for key and value of each slot. full: it is there; empty: nobody reads it.
 # output_full: the PV product has ended.
 Barriers = namedtuple("Barriers", "query_full key_full value_full scores_full output_full")
+# Tiles in shared memory. query, output: slots for each warpgroup; key, value: rings.
+Tiles = namedtuple("Tiles", "query key value output")
 # Columns of tensor memory, for each warpgroup: scores and outputs in float32, weights in Q's dtype.
 Columns = namedtuple("Columns", "scores weights output")
 # A tile of queries. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are.
@@ -74,22 +74,25 @@ def rescale(output, factor):
 def fetch_tile(array, ring, full, query_tile, j, iteration):
     """Ask TMA for the j-th tile of keys or values, into the slot of tile ``iteration``."""
     stage = iteration % STAGES
-    mbarrier.expect(full.index(stage), array.nbytes_per_cta)
-    tma.async_load(array, [query_tile.batch, query_tile.kv_head, j * TILE_KEY, 0], full.index(stage), ring.index(stage))
+    there, place = full.index(stage), ring.index(stage)
+    mbarrier.expect(there, array.nbytes_per_cta)
+    tma.async_load(array, [query_tile.batch, query_tile.kv_head, j * TILE_KEY, 0], there, place)
 
 
 @gluon.jit
-def cluster_ring(length: gl.constexpr, arrivals: gl.constexpr, joint: gl.constexpr):
-    """A ring of mbarriers in a cluster of two CTAs; each completes after the given number of arrivals.
-
-    joint: both CTAs have them together. TMA tells the first one what it brings to either, and only the first one waits.
-    """
-    if joint:
-        barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout([[0]]))
-    else:
-        barriers = gl.allocate_shared_memory(gl.int64, [length, 2], mbarrier.MBarrierLayout([[1]]))
+def joint_ring(length: gl.constexpr):
+    """A ring of mbarriers that both CTAs have together."""
+    barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout([[0]]))
     for n in gl.static_range(length):
-        mbarrier.init(barriers.index(n), count=arrivals)
+        mbarrier.init(barriers.index(n), count=1)
+    return barriers
+
+
+@gluon.jit
+def cluster_ring():
+    """A ring of mbarriers of each CTA; each completes after the given number of arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [WARPGROUPS, 2], mbarrier.MBarrierLayout([[1]]))
+    mbarrier.init(barriers.index(0), count=1)
     return barriers
 
 
@@ -101,27 +104,23 @@ def exp2(x):
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
-    QUERIES: gl.constexpr = [WARPGROUPS, 1, 1, ROWS, HEAD_DIM]
-    KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
-    dtype: gl.constexpr = Q.dtype
     # --- shared memory; the output leaves from where Q was ---
-    queries = gl.allocate_shared_memory(dtype, QUERIES, SHARED)
-    keys = gl.allocate_shared_memory(dtype, KEYS, SHARED_KEY)
-    values = gl.allocate_shared_memory(dtype, KEYS, SHARED_VALUE)
+    KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
+    queries = gl.allocate_shared_memory(Q.dtype, [WARPGROUPS, 1, 1, ROWS, HEAD_DIM], SHARED)
+    keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED_KEY)
+    values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED_VALUE)
     tiles = Tiles(queries, keys, values, queries)
     # --- tensor memory ---
-    scores = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, ROWS, TILE_KEY], SCORES)
+    scores_2 = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, ROWS, TILE_KEY], SCORES)
     output = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, ROWS, HEAD_DIM], SUMS)
-    weights = blackwell.allocate_tensor_memory(dtype, [WARPGROUPS, ROWS, TILE_KEY], SCORES)
-    columns = Columns(scores, weights, output)
-    # --- who does what; the first warpgroup's warps are those that the block began with ---
-    query_full = cluster_ring(WARPGROUPS, 1, True)
-    key_full = cluster_ring(STAGES, 1, True)
-    value_full = cluster_ring(STAGES, 1, True)
-    scores_full = cluster_ring(WARPGROUPS, PRODUCTS, False)
-    output_full = cluster_ring(WARPGROUPS, PRODUCTS, False)
+    WEIGHTS: gl.constexpr = [WARPGROUPS, ROWS, TILE_KEY]
+    columns = Columns(scores_2, blackwell.allocate_tensor_memory(Q.dtype, WEIGHTS, SCORES), output)
+    # mbarriers of tiles that TMA brings, and of products.
+    query_full, key_full = joint_ring(WARPGROUPS), joint_ring(STAGES)
+    value_full, scores_full = joint_ring(STAGES), cluster_ring()
+    output_full = cluster_ring()
     barriers = Barriers(query_full, key_full, value_full, scores_full, output_full)
-    # A block's queries, a tile of keys after the other. A product is begun, and waited for at once.
+    # --- a tile of queries, a tile of keys after the other; a product is begun, and waited for at once ---
     n = gl.program_id(0)
     # (head, batch) and index of a tile of queries in its head, from the tile's number.
     head = n // tiles_a_head
@@ -155,23 +154,22 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         mbarrier.wait(barriers.scores_full.index(0), j & 1)
         if j + STAGES < end:
             fetch_tile(K, tiles.key, barriers.key_full, query_tile, j + STAGES, j)
-        scores_2 = scores_at.load()
+        scores = scores_at.load()
         # --- online softmax ---
-        new_max = gl.maximum(row_max, gl.max(scores_2, 1) * scale)
+        new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
         row_max, correction = new_max, exp2(row_max - new_max)
-        # Weights [query, key]: 2^(score - maximum).
-        weights_2 = exp2(scores_2 * scale - row_max[:, None])
+        weights = exp2(scores * scale - row_max[:, None])
         # The sums [query] so far, and those of one more tile of weights [query, key].
-        total = gl.sum(gl.sum(gl.reshape(weights_2, [ROWS, TILE_KEY // 16, 16]), 2), 1)
+        total = gl.sum(gl.sum(gl.reshape(weights, [ROWS, TILE_KEY // 16, 16]), 2), 1)
         row_sum = row_sum * correction + gl.convert_layout(total, row_sum.type.layout)
-        weights_2 = gl.convert_layout(weights_2.to(tiles.key.dtype), weights_at.get_reg_layout())
+        weights = gl.convert_layout(weights.to(tiles.key.dtype), weights_at.get_reg_layout())
         if j > 0:
             rescale(output_at, correction)
-        weights_at.store(weights_2)
+        weights_at.store(weights)
         # --- output: PV product ---
         mbarrier.wait(barriers.value_full.index(j % STAGES), j // STAGES & 1)
-        # The weights of both CTAs are there, their outputs are rescaled, and their scores are read: a product
-        # of both reads and writes in both.
+        # The weights of both CTAs are there, their outputs are rescaled, and their scores are read:
+        # a product of both reads and writes in both.
         hopper.cluster.barrier()
         # Begin a PV product. ``output_full`` tells of its end.
         value = tiles.value.index(j % STAGES).reshape([TILE_KEY, HEAD_DIM])
@@ -180,11 +178,11 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         mbarrier.wait(barriers.output_full.index(0), j & 1)
         if j + STAGES < end:
             fetch_tile(V, tiles.value, barriers.value_full, query_tile, j + STAGES, j)
-    # Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where its Q was.
+    # Multiply a warpgroup's output by a factor [query], and let TMA store it, from where its Q was, in panels.
+    PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE_2, 1, 1, ROWS, AT_ONCE_2]
     output = columns.output.index(0)
     # A factor [query] as [query, 1], to multiply as many columns of the output as are in registers at once.
     by = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, output.slice(0, AT_ONCE_2).get_reg_layout()))[:, None]
-    PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE_2, 1, 1, ROWS, AT_ONCE_2]
     panels = tiles.output.index(0).reinterpret(tiles.output.dtype, PANELS, SHARED)
     # Multiply an output by a number, or numbers [query, 1], and store it in shared memory, from which TMA takes it.
     for n_2 in gl.static_range(HEAD_DIM // AT_ONCE_2):

@@ -111,17 +111,19 @@ def prepare(Out, DO, LSE, Numbers, strides, seq_len_q, padded, heads, batches):
 
 
 @gluon.jit
-def cluster_ring(length: gl.constexpr, joint: gl.constexpr):
-    """A ring of mbarriers in a cluster of two CTAs; each completes after the given number of arrivals.
-
-    joint: both CTAs have them together. TMA tells the first one what it brings to either, and only the first one waits.
-    """
-    if joint:
-        barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout([[0]]))
-    else:
-        barriers = gl.allocate_shared_memory(gl.int64, [length, 2], mbarrier.MBarrierLayout([[1]]))
+def joint_ring(length: gl.constexpr):
+    """A ring of mbarriers that both CTAs have together."""
+    barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout([[0]]))
     for n in gl.static_range(length):
         mbarrier.init(barriers.index(n), count=1)
+    return barriers
+
+
+@gluon.jit
+def cluster_ring():
+    """A ring of mbarriers of each CTA; each completes after the given number of arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [1, 2], mbarrier.MBarrierLayout([[1]]))
+    mbarrier.init(barriers.index(0), count=1)
     return barriers
 
 
@@ -153,13 +155,13 @@ def fmha_backward_dkdv(Q, QColumns, K, V, DO, DOColumns, Numbers, DK, DV, scale,
     d_key.store(none)
     d_value.store(none)
     # --- mbarriers. full: TMA has brought a tile to both CTAs. done: a product has ended, and all begun before it ---
-    keys_full = cluster_ring(1, True).index(0)
-    query_full = cluster_ring(1, True).index(0)
-    d_output_full = cluster_ring(1, True).index(0)
-    query_columns_full, d_output_columns_full = cluster_ring(1, True).index(0), cluster_ring(1, True).index(0)
-    scores_done = cluster_ring(1, False).index(0)
-    d_weights_done = cluster_ring(1, False).index(0)
-    sums_done = cluster_ring(1, False).index(0)
+    keys_full = joint_ring(1).index(0)
+    query_full = joint_ring(1).index(0)
+    d_output_full = joint_ring(1).index(0)
+    query_columns_full, d_output_columns_full = joint_ring(1).index(0), joint_ring(1).index(0)
+    scores_done = cluster_ring().index(0)
+    d_weights_done = cluster_ring().index(0)
+    sums_done = cluster_ring().index(0)
     key_row, kv_head, batch = gl.program_id(0) * TILE_KEY_2, gl.program_id(1), gl.program_id(2)
     first = gl.minimum(gl.cdiv(seq_len_q, TILE_QUERY_2), key_row // TILE_QUERY_2)
     work = KeyWork(kv_head, batch, first, gl.cdiv(seq_len_q, TILE_QUERY_2) - first)
@@ -257,10 +259,10 @@ def fmha_backward_dq(Q, K, KColumns, V, DO, Numbers, DQ, scale, seq_len_kv, head
         blackwell.allocate_tensor_memory(dtype, [TILE_QUERY, TILE_KEY], SCORES),
         blackwell.allocate_tensor_memory(gl.float32, [TILE_QUERY, HEAD_DIM], SUMS),
     )
-    queries_full = cluster_ring(1, True).index(0)
+    queries_full = joint_ring(1).index(0)
     barriers = Barriers(
-        cluster_ring(STAGES, True), cluster_ring(STAGES, True), cluster_ring(STAGES, True),
-        cluster_ring(1, False).index(0), cluster_ring(1, False).index(0), cluster_ring(1, False).index(0),
+        joint_ring(STAGES), joint_ring(STAGES), joint_ring(STAGES), cluster_ring().index(0), cluster_ring().index(0),
+        cluster_ring().index(0),
     )  # fmt: skip
     row, head, batch = gl.program_id(0) * TILE_QUERY, gl.program_id(1), gl.program_id(2)
     # (whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do.
