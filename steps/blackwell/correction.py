@@ -33,7 +33,7 @@ def take_over(factors, barriers, iteration, warpgroup: gl.constexpr, layout: gl.
 
 @gluon.jit
 def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """As ``steps.blackwell.roles.attend``; another warpgroup rescales the output, as soon as it is told how."""
+    """A warpgroup: the softmax of its queries, over all tiles of keys; it hands over factors for the output."""
     scores_at = columns.scores.index(warpgroup)
     ROW: gl.constexpr = gl.SliceLayout(1, scores_at.get_reg_layout())
     weights_at = weights_over_scores(columns, warpgroup, tiles.key.dtype, variant)
@@ -102,10 +102,15 @@ def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constex
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr, LSE=None):
     WARPGROUPS: gl.constexpr = variant.warpgroups
     STAGES: gl.constexpr = variant.stages
+    # --- shared memory; the output leaves from where Q was ---
     tiles = rooms(Q.dtype, variant)
+
+    # --- tensor memory ---
     columns = columns_in_common(variant)
+
     arrays = Arrays(Q, K, V, Out)
-    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, variant.schedule.room(variant))
+    taken = variant.schedule.room(variant)
+    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken)
     query_full, key_full, value_full, scores_full, output_full = rings(variant)
     factors = gl.allocate_shared_memory(gl.float32, [WARPGROUPS, variant.rows], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     key_empty, value_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, 1)

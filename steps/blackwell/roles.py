@@ -145,10 +145,15 @@ def attend(arrays, tiles, columns, barriers, work, scale, LSE, warpgroup: gl.con
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr, LSE=None):
     WARPGROUPS: gl.constexpr = variant.warpgroups
     STAGES: gl.constexpr = variant.stages
+    # --- shared memory; the output leaves from where Q was ---
     tiles = rooms(Q.dtype, variant)
+
+    # --- tensor memory ---
     columns = columns_in_common(variant)
+
     arrays = Arrays(Q, K, V, Out)
-    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, variant.schedule.room(variant))
+    taken = variant.schedule.room(variant)
+    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken)
     query_full, key_full, value_full, scores_full, output_full = rings(variant)
     key_empty, value_empty = barrier_ring(STAGES, 1), barrier_ring(STAGES, 1)
     weights_full = barrier_ring(WARPGROUPS, 1)

@@ -46,7 +46,7 @@ def rooms(dtype: gl.constexpr, variant: gl.constexpr):
 
 @gluon.jit
 def rings(variant: gl.constexpr):
-    """mbarriers that all kernels have: of queries, keys, values, scores and outputs."""
+    """mbarriers of tiles that TMA brings, and of products."""
     WARPGROUPS: gl.constexpr = variant.warpgroups
     STAGES: gl.constexpr = variant.stages
     query_full, key_full = variant.sharing.full(WARPGROUPS), variant.sharing.full(STAGES)
@@ -75,9 +75,10 @@ def fetch_query(arrays, tiles, barriers, query_tile, head, warpgroup: gl.constex
 def fetch_tile(array, ring, full, query_tile, j, iteration, variant: gl.constexpr):
     """Ask TMA for the j-th tile of keys or values, into the slot of tile ``iteration``."""
     stage = iteration % variant.stages
-    mbarrier.expect(full.index(stage), array.nbytes_per_cta)
+    there, place = full.index(stage), ring.index(stage)
+    mbarrier.expect(there, array.nbytes_per_cta)
     at = [query_tile.batch, query_tile.kv_head, j * variant.tile.key, 0]
-    variant.sharing.bring(array, at, full.index(stage), ring.index(stage))
+    variant.sharing.bring(array, at, there, place)
 
 
 @gluon.jit
@@ -144,7 +145,7 @@ def nothing():
 
 @gluon.jit
 def store_whole(arrays, tiles, columns, query_tile, head, factor, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """The output in one piece."""
+    """Multiply a warpgroup's output by a factor [query], and let TMA store it, from where its Q was."""
     AT_ONCE: gl.constexpr = variant.at_once
     HEAD_DIM: gl.constexpr = variant.head_dim
     output = columns.output.index(warpgroup)
@@ -161,7 +162,7 @@ def store_whole(arrays, tiles, columns, query_tile, head, factor, warpgroup: gl.
 
 @gluon.jit
 def store_panels(arrays, tiles, columns, query_tile, head, factor, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """The output in panels of AT_ONCE columns."""
+    """Multiply a warpgroup's output by a factor [query], and let TMA store it, from where its Q was, in panels."""
     AT_ONCE: gl.constexpr = variant.at_once
     HEAD_DIM: gl.constexpr = variant.head_dim
     PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE, 1, 1, variant.rows, AT_ONCE]
@@ -223,10 +224,9 @@ def multiply_and_tell_both(first, second, into, add, done):
 
 @gluon.jit
 def meet():
-    """The weights of both CTAs are there, their outputs are rescaled, and their scores are read.
-
-    A product of both reads and writes in both.
-    """
+    """Both CTAs meet."""
+    # The weights of both CTAs are there, their outputs are rescaled, and their scores are read:
+    # a product of both reads and writes in both.
     hopper.cluster.barrier()
 
 

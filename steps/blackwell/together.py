@@ -27,14 +27,19 @@ from steps.hopper.lib import Arrays, Work, await_tile
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr, LSE=None):
     STAGES: gl.constexpr = variant.stages
+    # --- shared memory; the output leaves from where Q was ---
     tiles = rooms(Q.dtype, variant)
+
+    # --- tensor memory ---
     columns = columns_apart(Q.dtype, variant)
+
     arrays = Arrays(Q, K, V, Out)
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
     query_full, key_full, value_full, scores_full, output_full = rings(variant)
     barriers = Barriers(query_full, key_full, value_full, scores_full, output_full)
     variant.sharing.see()
 
+    # --- a tile of queries, a tile of keys after the other; a product is begun, and waited for at once ---
     query_tile, head = query_tile_of(gl.program_id(0), work, variant)
     whole, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
     fetch_query(arrays, tiles, barriers, query_tile, head, 0, variant)

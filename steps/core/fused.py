@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -40,10 +40,6 @@ class OnlyFor:
         """What fills the hole for ``problem``."""
         found = self.value if self.takes(problem) else self.otherwise
         return found.decided(problem) if isinstance(found, OnlyFor) else found
-
-
-class Choices:
-    """A value that fills a hole and has choices of its own, its fields: steps are compared choice by choice."""
 
 
 class Pieces:
@@ -135,16 +131,14 @@ class FusedStep(Step):
         return type(self.previous) is not type(self)
 
     def changed_holes(self) -> dict[str, tuple[object, object]]:
-        """What the previous step fills otherwise: hole, or "hole.choice" inside one -> (before, now).
+        """What the previous step fills otherwise: hole -> (before, now).
 
         Empty for the first step of a skeleton.
         """
         if self.begins_a_skeleton:
             return {}
         before = self.previous.holes()
-        return {
-            where: pair for name, now in self.holes().items() for where, pair in _differences(name, before[name], now)
-        }
+        return {name: (before[name], now) for name, now in self.holes().items() if before[name] != now}
 
     def key_changes(self) -> list[str]:
         none = {f.name: f.metadata["none"] for f in dataclasses.fields(self) if f.metadata.get("hole")}
@@ -153,7 +147,7 @@ class FusedStep(Step):
             holes = {name: value for name, value in self.holes().items() if name in told}
             return [f"{NEW_KERNEL}; {name} = {_show(value, none[name])}" for name, value in holes.items()]
         changed = self.changed_holes().items()
-        return [f"{name}: {_show_change(*pair, none[name.partition('.')[0]])}" for name, pair in changed]
+        return [f"{name}: {_show_change(*pair, none[name])}" for name, pair in changed]
 
     def configured(self, problem: Problem, arch: str) -> FusedStep:
         """This step with everything decided that is left open until problem and architecture are known."""
@@ -247,15 +241,6 @@ def queries_seen(problem: Problem, tile: Tile, j: int) -> int:
     if problem.window:
         end = min(end, -(-((j + 1) * tile.key - 1 + problem.window) // tile.query))
     return max(0, end - first)
-
-
-def _differences(where: str, before: object, now: object) -> Iterator[tuple[str, tuple[object, object]]]:
-    """What differs between two values of a hole, as deep as both are choices of the same kind."""
-    if isinstance(now, Choices) and type(before) is type(now):
-        for f in dataclasses.fields(now):
-            yield from _differences(f"{where}.{f.name}", getattr(before, f.name), getattr(now, f.name))
-    elif before != now:
-        yield where, (before, now)
 
 
 def _show_change(before: object, now: object, none: str) -> str:

@@ -74,9 +74,9 @@ def rescale(output, factor):
 def fetch_tile(array, ring, full, query_tile, j, iteration):
     """Ask TMA for the j-th tile of keys or values, into the slot of tile ``iteration``."""
     stage = iteration % STAGES
-    mbarrier.expect(full.index(stage), array.nbytes_per_cta)
-    # A tile, or in a cluster this CTA's half of it.
-    tma.async_load(array, [query_tile.batch, query_tile.kv_head, j * TILE_KEY, 0], full.index(stage), ring.index(stage))
+    there, place = full.index(stage), ring.index(stage)
+    mbarrier.expect(there, array.nbytes_per_cta)
+    tma.async_load(array, [query_tile.batch, query_tile.kv_head, j * TILE_KEY, 0], there, place)
 
 
 @gluon.jit
@@ -104,22 +104,23 @@ def exp2(x):
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
+    # --- shared memory; the output leaves from where Q was ---
     KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
     queries = gl.allocate_shared_memory(Q.dtype, [WARPGROUPS, 1, 1, ROWS, HEAD_DIM], SHARED)
     keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED_KEY)
     values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED_VALUE)
     tiles = Tiles(queries, keys, values, queries)
-    # All the columns that a block needs; weights have their own.
+    # --- tensor memory ---
     scores_2 = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, ROWS, TILE_KEY], SCORES)
     output = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, ROWS, HEAD_DIM], SUMS)
     WEIGHTS: gl.constexpr = [WARPGROUPS, ROWS, TILE_KEY]
     columns = Columns(scores_2, blackwell.allocate_tensor_memory(Q.dtype, WEIGHTS, SCORES), output)
-    # mbarriers that all kernels have: of queries, keys, values, scores and outputs.
+    # mbarriers of tiles that TMA brings, and of products.
     query_full, key_full = joint_ring(WARPGROUPS), joint_ring(STAGES)
     value_full, scores_full = joint_ring(STAGES), cluster_ring()
     output_full = cluster_ring()
     barriers = Barriers(query_full, key_full, value_full, scores_full, output_full)
-    # The n-th tile of queries in the order: (its ``QueryTile``, head).
+    # --- a tile of queries, a tile of keys after the other; a product is begun, and waited for at once ---
     n = gl.program_id(0)
     # (head, batch) and index of a tile of queries in its head, from the tile's number.
     head = n // tiles_a_head
@@ -167,6 +168,8 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         weights_at.store(weights)
         # --- output: PV product ---
         mbarrier.wait(barriers.value_full.index(j % STAGES), j // STAGES & 1)
+        # The weights of both CTAs are there, their outputs are rescaled, and their scores are read:
+        # a product of both reads and writes in both.
         hopper.cluster.barrier()
         # Begin a PV product. ``output_full`` tells of its end.
         value = tiles.value.index(j % STAGES).reshape([TILE_KEY, HEAD_DIM])
@@ -175,7 +178,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         mbarrier.wait(barriers.output_full.index(0), j & 1)
         if j + STAGES < end:
             fetch_tile(V, tiles.value, barriers.value_full, query_tile, j + STAGES, j)
-    # The output in panels of AT_ONCE columns.
+    # Multiply a warpgroup's output by a factor [query], and let TMA store it, from where its Q was, in panels.
     PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE_2, 1, 1, ROWS, AT_ONCE_2]
     output = columns.output.index(0)
     # A factor [query] as [query, 1], to multiply as many columns of the output as are in registers at once.

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from steps import get_step
+from steps.blackwell import sharing, softmax, taking
 from steps.blackwell.skeleton import MOST_COLUMNS, MOST_SHARED
-from steps.blackwell.variant import Correction, Emulated
 from steps.core.ladder import kernels_of
 from steps.core.order import deal
 from steps.core.problems import FULL, HEADLINE, standard
@@ -60,15 +60,18 @@ def test_a_step_compiles_for_its_targets_and_there_is_room(step, shape, arch):
     assert compiled.hot_loop["tensor core"] == variant.warpgroups * (shape.head_dim + variant.tile.key) / 16
     # A few numbers that roles begin with may be kept in local memory. A loop fetches none of them, or one at 256. With
     # a polynomial, too, one or two: since Triton 3.9, which needs a few registers more there.
-    assert compiled.spilled_bytes <= (56 if variant.taken else 48 if variant.remainder else 40 if variant.roles else 0)
-    assert compiled.hot_loop["spill"] <= (4 if shape.head_dim == 256 else 2 if variant.remainder else 0)
+    polynomial = variant.exponential is softmax.a_quarter_by_polynomial
+    most = 56 if variant.schedule is taking.LAUNCHED else 48 if polynomial else 40 if variant.registers else 0
+    assert compiled.spilled_bytes <= most
+    assert compiled.hot_loop["spill"] <= (4 if shape.head_dim == 256 else 2 if polynomial else 0)
 
 
 @pytest.mark.parametrize("step", BLACKWELL, ids=lambda s: s.name)
 def test_a_thread_has_a_whole_row_of_scores(step):
     """An exponential a score and row, no shuffle for a maximum; with exp2_emulation a quarter of them are others."""
     compiled, variant = step.compile(FULL), step.variant(FULL)
-    row, emulated = variant.tile.key, variant.tile.key * variant.remainder // variant.frequency
+    polynomial = variant.exponential is softmax.a_quarter_by_polynomial
+    row, emulated = variant.tile.key, variant.tile.key // 4 if polynomial else 0
     assert row - emulated < compiled.hot_loop["MUFU"] <= row - emulated + 2
     assert compiled.kinds["tensor memory"] > 0
 
@@ -83,17 +86,15 @@ def test_what_no_block_has_room_for_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("name", "holes", "message"),
     [
-        (lambda: Correction(threshold=-1.0), "threshold must be at least 0 and below 16, got -1.0"),
-        (lambda: Correction(threshold=16.0), "threshold must be"),
-        (lambda: Emulated(16, 16), "remainder must be at least 0 and below frequency"),
-        (lambda: Emulated(24, 4), "which divides 64, got 4 and 24"),
+        ("warp_roles", {"sharing": sharing.COPIES}, "blocks share keys and values where their warps have no roles"),
+        ("tensor_memory", {"schedule": taking.LISTS}, "blocks stay where their warps have roles"),
     ],
 )
-def test_choices_that_make_no_sense_are_refused(make, message):
+def test_holes_that_do_not_go_together_are_refused(name, holes, message):
     with pytest.raises(ValueError, match=message):
-        make()
+        dataclasses.replace(get_step(name), **holes)
 
 
 def test_blocks_that_run_at_once_take_every_tile_once():

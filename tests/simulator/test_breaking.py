@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from steps import get_step
+from steps.blackwell import taking
 from steps.core.ladder import kernels_of
 from steps.hopper import ahead, lib
 from steps.hopper.products import TO_QUERIES
@@ -79,7 +80,7 @@ class Kernel:
 
     @property
     def stays(self) -> bool:
-        return self.schedule is not lib.ONE_TILE if self.hopper else self.persistent
+        return self.schedule not in (lib.ONE_TILE, taking.ONE_TILE)
 
 
 def skips(kernel) -> bool:
