@@ -75,10 +75,9 @@ def fetch_query(arrays, tiles, barriers, query_tile, head, warpgroup: gl.constex
 def fetch_tile(array, ring, full, query_tile, j, iteration, variant: gl.constexpr):
     """Ask TMA for the j-th tile of keys or values, into the slot of tile ``iteration``."""
     stage = iteration % variant.stages
-    there, place = full.index(stage), ring.index(stage)
-    mbarrier.expect(there, array.nbytes_per_cta)
+    mbarrier.expect(full.index(stage), array.nbytes_per_cta)
     at = [query_tile.batch, query_tile.kv_head, j * variant.tile.key, 0]
-    variant.sharing.bring(array, at, there, place)
+    variant.sharing.bring(array, at, full, ring, stage)
 
 
 @gluon.jit
@@ -97,7 +96,7 @@ class Sharing(Pieces):
     """How the blocks of a cluster, its CTAs, share tiles of keys and values.
 
     full(length): mbarriers of tiles that TMA brings; done(length): of products. see(): all see the mbarriers.
-    bring(array, at, full, place): ask TMA for a tile. multiply(first, second, into, add, done): begin a product.
+    bring(array, at, full, ring, stage): ask TMA for a tile. multiply(first, second, into, add, done): begin a product.
     meet(): what comes before a PV product. store(arrays, tiles, columns, query_tile, head, factor, warpgroup, variant):
     multiply a warpgroup's output by a factor [query], and let TMA store it; it leaves from where its Q was.
     ctas: of a cluster. joint: whether they compute every product together, and each holds half of keys and values.
@@ -121,9 +120,9 @@ def own_ring(length: gl.constexpr):
 
 
 @gluon.jit
-def fetch(array, at, full, place):
+def fetch(array, at, full, ring, stage):
     """A tile, or in a cluster this CTA's half of it."""
-    tma.async_load(array, at, full, place)
+    tma.async_load(array, at, full.index(stage), ring.index(stage))
 
 
 @gluon.jit
@@ -211,9 +210,9 @@ def ring_of_both(length: gl.constexpr):
 
 
 @gluon.jit
-def fetch_for_both(array, at, full, place):
+def fetch_for_both(array, at, full, ring, stage):
     """A tile to both CTAs, for which the first one asks."""
-    tma.async_load(array, at, full, place, multicast=True)
+    tma.async_load(array, at, full.index(stage), ring.index(stage), multicast=True)
 
 
 @gluon.jit

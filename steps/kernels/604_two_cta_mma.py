@@ -74,9 +74,8 @@ def rescale(output, factor):
 def fetch_tile(array, ring, full, query_tile, j, iteration):
     """Ask TMA for the j-th tile of keys or values, into the slot of tile ``iteration``."""
     stage = iteration % STAGES
-    there, place = full.index(stage), ring.index(stage)
-    mbarrier.expect(there, array.nbytes_per_cta)
-    tma.async_load(array, [query_tile.batch, query_tile.kv_head, j * TILE_KEY, 0], there, place)
+    mbarrier.expect(full.index(stage), array.nbytes_per_cta)
+    tma.async_load(array, [query_tile.batch, query_tile.kv_head, j * TILE_KEY, 0], full.index(stage), ring.index(stage))
 
 
 @gluon.jit
