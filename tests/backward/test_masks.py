@@ -140,15 +140,15 @@ def test_nobody_computes_a_gradient_of_sinks_that_nobody_wants(monkeypatch):
 
 def test_which_gradients_are_a_steps():
     masked = replace(standard(causal=True, dtype="bfloat16"), window=128)
-    for changes, backend in (
-        ({}, "hopper"),
-        ({"sinks": True}, "hopper"),
-        ({"window": None, "sinks": True}, "hopper"),
-        ({"window": None, "softcap": 50.0}, "cutile"),
-        ({"softcap": 50.0}, "cutile"),
+    for changes in (
+        {},
+        {"sinks": True},
+        {"window": None, "sinks": True},
+        {"window": None, "softcap": 50.0},
+        {"softcap": 50.0},
     ):
         shape = replace(masked, **changes)
-        assert front.with_gradients(shape, "sm_90").backward.backend == backend
+        assert front.with_gradients(shape, "sm_90").backward.backend == "hopper"
         assert front.with_gradients(shape, "sm_80") is None  # nothing is recorded there
     assert front.with_gradients(replace(masked, head_dim=71), "sm_90") is None
 
@@ -191,7 +191,7 @@ def test_a_record_without_a_feature_tells_nothing_of_what_it_costs_hoppers_kerne
     """Soft caps and packed sequences: cuTile's steps take them until a record with them says who is faster."""
     times = {"sdpa_gradients": 4.0, "two_blocks": 2.0, "deferred_reduce_add": 1.0, "fast_deterministic": 1.5}
     made = run_of(times, problem=shape).model_copy(update={"direction": "backward"})
-    known = front._recorded("backward")
+    known = [run for run in front._recorded("backward") if not (run.the_problem().softcap or run.the_problem().lengths)]
     for runs, backend in ((known, "cutile"), ((*known, made), "hopper")):
         monkeypatch.setattr(front, "_recorded", lambda direction, runs=runs: runs)
         for asked in (shape, replace(shape, sinks=True), replace(shape, head_dim=72)):
