@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import io
+import math
 import os
 import re
 import subprocess
@@ -136,6 +137,7 @@ EXAMPLES = (
     *("qk_fp8", "p_offset", "two_level_accumulation", "cutile_fp8", "fp8_kv"),
 )
 CHOSEN = [get_step(name) for name in EXAMPLES]  # a kind of launch each
+PYTORCHS = ("naive", "formulas", "sdpa", "sdpa_gradients", "fp8_dequantized", "gathered")
 QUICK = ("mask_loop", "paged", "explicit", "xcd_swizzle", "varlen", "cutile_sinks", "two_level_accumulation", "fp8_kv")
 KEPT = chosen()
 LAST_OF_PARTS = list({part_of(step.number): step for step in KEPT}.values())
@@ -187,12 +189,35 @@ def test_a_program_launches_what_its_step_does_and_is_right(step, launches):
 
 
 @pytest.mark.parametrize("changes", [{}, {"causal": False, "kv_heads": 2}], ids=str)
-@pytest.mark.parametrize("name", ["naive", "formulas"])
-def test_steps_of_pytorchs_calls_make_programs_too(name, changes, launches):
+@pytest.mark.parametrize("name", PYTORCHS)
+def test_steps_of_pytorchs_calls_make_programs_too(name, changes, launches, capsys):
     step = get_step(name)
     text = standalone(step, case(step, **changes))
+    assert_short(step, text)
+    assert module_in(text).main() == 2
+    assert re.fullmatch(r"this program needs an? .* GPU .*\n", capsys.readouterr().err)
     assert not ABOUT_HERE.search(text) and "triton.experimental" not in text
     assert_alike(step, case(step, **changes), launches)
+
+
+@pytest.mark.parametrize(
+    "name, changes", [("fp8_dequantized", {"dtype": "float16", "kv_dtype": FP8}), ("gathered", {})]
+)
+def test_so_they_do_for_what_else_they_take(name, changes, launches):
+    """Keys and values alone in fp8; places of a table, and pages behind a sequence's end, that hold anything."""
+    step = get_step(name)
+    if changes:
+        assert_alike(step, case(step, **changes), launches)
+        return
+    asked = case(step)
+    q, k, v, table, lengths = pass_of(step).inputs(asked, 0)
+    lengths[0] = 1
+    k[table[0, 0].long(), 1:] = v[table[0, 0].long(), 1:] = math.nan
+    table[0, 1:] = 2**30
+    with untold(None):
+        expected = pass_of(step).call(step, asked, (q, k, v, table, lengths))
+    made = program_of(step, asked, launches).paged(q, k, v, table, lengths)
+    assert made.isfinite().all() and torch.equal(made, *expected)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -321,8 +346,8 @@ def test_kernels_of_one_program_may_have_other_tiles(launches):
     assert_alike(step, case(step, head_dim=128), launches)
 
 
-@sampled(core=lambda step: step.name in (*QUICK, "two_blocks"))
-@pytest.mark.parametrize("step", CHOSEN, ids=lambda step: step.name)
+@sampled(core=lambda step: step.name in (*QUICK, *PYTORCHS, "two_blocks"))
+@pytest.mark.parametrize("step", [*CHOSEN, *map(get_step, PYTORCHS)], ids=lambda step: step.name)
 def test_a_program_that_is_started_tells_what_is_right_and_what_is_wrong(step, launches, monkeypatch, capsys):
     module = program_of(step, case(step), launches)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -347,7 +372,8 @@ def test_a_program_that_is_started_tells_what_is_right_and_what_is_wrong(step, l
 
 def wrong(made):
     """With a number that is off, in the last output."""
-    (made[-1] if isinstance(made, tuple) else made).view(-1)[0] += 0.5
+    last = made[-1] if isinstance(made, tuple) else made
+    last[(0,) * last.ndim] += 0.5
     return made
 
 
@@ -386,7 +412,7 @@ def hinted(step, asked):
 
 
 # Lines of a program, for the step's own problem, and of its host code; lines of programs that are longer.
-MOST_LINES = {"cutile": 300, "gluon": 300, "cdna": 300, "triton": 300, "hopper": 450, "blackwell": 450}
+MOST_LINES = {"torch": 300, "cutile": 300, "gluon": 300, "cdna": 300, "triton": 300, "hopper": 450, "blackwell": 450}
 MOST_HOST = 125
 ABOUT_HERE = re.compile(r"tutorial_lib|steps\.(?!export)|(?:from|import) steps|\w\.py\b|skeleton|notebook")
 
@@ -567,8 +593,7 @@ def test_the_command_writes_a_program_and_refuses_what_makes_none(tmp_path):
     assert "Compiled in: head_dim 64, float16, no mask." in path.read_text(encoding="utf-8")
     assert call("mma", "--head-dim", "64", "--no-causal")[1] == path.read_text(encoding="utf-8")
     for asked, told in {
-        ("sdpa",): "step 0 sdpa has no kernel of its own to export: it is PyTorch's own",
-        ("gathered",): "step 901 gathered has no kernel of its own to export: it calls PyTorch",
+        ("sdpa", "--window", "64"): "step 0 sdpa cannot be exported with sliding window",
         ("naive", "--window", "64"): "step 1 naive",
         ("ring",): "step 801 ring has no kernel of its own to export: it computes over several GPUs",
         ("kv_multicast",): "step 207 kv_multicast cannot be exported: it is made of pairs of blocks",
