@@ -62,15 +62,13 @@ class Launch:
 
 
 REWRITTEN = "Not included: the tutorial's hook in Triton that rewrites PTX (descriptors of wgmma, barriers)."
+REWRITTEN_BUT_PAIRS = (
+    "Not included: what else the tutorial's hook in Triton rewrites in PTX (descriptors of wgmma, barriers of warps)."
+)
 SPARE = (
     "Not included: warps beside the producer that in the tutorial's step do the small kernels' work, for heads whose "
     "blocks begin later or have ended."
 )
-PAIRED = (
-    "Not included: on this problem the tutorial's step also has two neighboring blocks share what TMA brings of keys "
-    "and values. This takes PTX that Triton does not write."
-)
-
 WITH_FORWARD = (
     "PyTorch's backward pass reads what its own forward pass keeps. So the function runs that, too, and reads neither "
     "o nor lse; SDPA's time beside it is that of the backward pass alone, as the tutorial measures it."
@@ -171,15 +169,8 @@ def _of_pointers(step: PointerStep, problem: Problem, arch: str) -> Launch:
 
 @launch_of.register
 def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
-    left_out = []
-    if pairs := getattr(step, "pairs", False):
-        if pairs is True:
-            why = "it is made of pairs of blocks, which take PTX that Triton does not write"
-            raise Unsupported(f"step {step.label} cannot be exported: {why}")
-        left_out += [PAIRED] if step.for_problem(problem).pairs else []
-        step = replace(step, pairs=False)
     variant = step.variant(problem)
-    left_out += [REWRITTEN] if variant.rewrite else []
+    left_out = [REWRITTEN_BUT_PAIRS if variant.neighbours > 1 else REWRITTEN] if variant.rewrite else []
     if problem.lengths:
         raise Unsupported(f"step {step.label} cannot be exported with packed sequences")
     boxes = {"columns": variant.panel_columns, "value_columns": variant.value_dim}
@@ -196,6 +187,7 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
         "like_queries": variant.panel_columns == variant.output_columns,
         "last": Raw("sinks" * problem.sinks),
         "one_box": variant.panel_columns == variant.value_dim and variant.shared_key == variant.shared_value,
+        "pairs": variant.neighbours > 1,
         "warps": variant.warps,
         "ctas": variant.ctas,
     }
@@ -367,7 +359,7 @@ def _of_blackwell_gradients(step: BlackwellGradients, problem: Problem, arch: st
 
 def hosts(name: str, values: dict) -> tuple[str, ...]:
     """The templates of a forward program."""
-    return ("checks", *["dealing"] * values["lists"], name)
+    return ("checks", *["dealing"] * values["lists"], *["pairs"] * bool(values.get("pairs")), name)
 
 
 def hints(warps: int | None, occupancy: int | None, cluster: int | None) -> Raw:

@@ -273,7 +273,7 @@ def common(step: Step, problem: Problem, arch: str, lse: bool) -> dict:
         "theirs": Raw("PyTorch" if problem.softcap or problem.page_size or asked else "SDPA"),
         "operations": Raw(f"{int(pass_of(step).operations(problem)):_}"),
         **dict.fromkeys(("written", "ragged", "section", "queries", "whole_queries", "all_seen", "lists"), None),
-        **dict.fromkeys(("together", "tma", "transposed", "lossy"), None),
+        **dict.fromkeys(("together", "tma", "pairs", "transposed", "lossy"), None),
     }
 
 
