@@ -20,17 +20,23 @@ from steps.backward_hopper.lib import NOBODY
 from steps.backward_hopper.skeleton import ROW_WARPS, HopperGradients
 from steps.core.gradients import TorchGradients
 from steps.core.order import Order
+from steps.core.paged import TorchPaged
+from steps.core.quantized import TorchQuantized
 from steps.core.step import Step, TorchStep, Unsupported
 from steps.core.tiles import Tile
 from steps.cutile.skeleton import CuTileStep
 from steps.everyday import decoding
+from steps.everyday.step901_gathered import sdpa_of_gathered
 from steps.exporting.tables import backward_notes, forward_notes, fp8_notes, query_notes, tables
 from steps.fp8 import transpose
 from steps.fp8.skeleton import Fp8Step
+from steps.fp8.step300_fp8_dequantized import sdpa_of_dequantized
 from steps.gluon.launching import PointerStep
 from steps.hopper.launching import TmaStep
+from steps.reference.autograd import AutogradGradients
 from tutorial_lib.architectures import REFERENCE_GPUS
-from tutorial_lib.problem import Problem
+from tutorial_lib.problem import FEATURES, Problem
+from tutorial_lib.reference import sdpa
 
 
 class Raw(str):
@@ -56,14 +62,22 @@ class Launch:
 
 
 REWRITTEN = "Not included: the tutorial's hook in Triton that rewrites PTX (descriptors of wgmma, barriers)."
+REWRITTEN_BUT_PAIRS = (
+    "Not included: what else the tutorial's hook in Triton rewrites in PTX (descriptors of wgmma, barriers of warps)."
+)
 SPARE = (
     "Not included: warps beside the producer that in the tutorial's step do the small kernels' work, for heads whose "
     "blocks begin later or have ended."
 )
-PAIRED = (
-    "Not included: on this problem the tutorial's step also has two neighboring blocks share what TMA brings of keys "
-    "and values. This takes PTX that Triton does not write."
+WITH_FORWARD = (
+    "PyTorch's backward pass reads what its own forward pass keeps. So the function runs that, too, and reads neither "
+    "o nor lse; SDPA's time beside it is that of the backward pass alone, as the tutorial measures it."
 )
+AROUND_SDPA = {
+    sdpa: (),
+    sdpa_of_dequantized: ("fp8", "kv_dtype"),
+    sdpa_of_gathered: ("page_size",),
+}  # and what it takes
 
 
 @singledispatch
@@ -101,11 +115,25 @@ def of_order(order: Order, problem: Problem, tile: Tile) -> dict:
 
 @launch_of.register(TorchStep)
 @launch_of.register(TorchGradients)
-def _of_pytorch(step: TorchStep | TorchGradients, problem: Problem, arch: str) -> Launch:
-    """Of a function that calls PyTorch's, if it is more than one such call; takes no mask but a causal one."""
-    if not step.function.__module__.startswith("steps.") or problem.features:
-        raise Unsupported(f"step {step.label} has no kernel of its own to export: it is PyTorch's own")
-    return Launch(("checks", "pytorch"), {"kernel": (step.function, {})}, {"ragged": True})
+@launch_of.register(AutogradGradients)
+@launch_of.register(TorchQuantized)
+@launch_of.register(TorchPaged)
+def _of_pytorch(step: Step, problem: Problem, arch: str) -> Launch:
+    """Of a step that calls PyTorch: of its function, or, where that is SDPA, of what is done around SDPA."""
+    written = isinstance(step, TorchStep | TorchGradients) and step.function.__module__.startswith("steps.")
+    if not (written or step.function in AROUND_SDPA):
+        raise Unsupported(f"step {step.label} has no kernel of its own to export: it calls other people's code")
+    taken = () if written else AROUND_SDPA[step.function]
+    if others := [name for name in problem.features if name not in taken]:
+        raise Unsupported(f"step {step.label} cannot be exported with {FEATURES[others[0]]}")
+    values = {
+        "ragged": True,
+        "written": written,
+        "queries": Raw("*q.shape[2:3]") if problem.page_size else None,  # any number
+        "weights": Raw("torch.bfloat16" if problem.fp8 else f"torch.{problem.dtype}"),
+    }
+    left_out = [WITH_FORWARD] if isinstance(step, AutogradGradients) else []
+    return Launch(("checks", "pytorch"), {"kernel": (step.function, {})}, values, left_out=left_out)
 
 
 @launch_of.register
@@ -141,15 +169,8 @@ def _of_pointers(step: PointerStep, problem: Problem, arch: str) -> Launch:
 
 @launch_of.register
 def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
-    left_out = []
-    if pairs := getattr(step, "pairs", False):
-        if pairs is True:
-            why = "it is made of pairs of blocks, which take PTX that Triton does not write"
-            raise Unsupported(f"step {step.label} cannot be exported: {why}")
-        left_out += [PAIRED] if step.for_problem(problem).pairs else []
-        step = replace(step, pairs=False)
     variant = step.variant(problem)
-    left_out += [REWRITTEN] if variant.rewrite else []
+    left_out = [REWRITTEN_BUT_PAIRS if variant.neighbours > 1 else REWRITTEN] if variant.rewrite else []
     if problem.lengths:
         raise Unsupported(f"step {step.label} cannot be exported with packed sequences")
     boxes = {"columns": variant.panel_columns, "value_columns": variant.value_dim}
@@ -166,6 +187,7 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
         "like_queries": variant.panel_columns == variant.output_columns,
         "last": Raw("sinks" * problem.sinks),
         "one_box": variant.panel_columns == variant.value_dim and variant.shared_key == variant.shared_value,
+        "pairs": variant.neighbours > 1,
         "warps": variant.warps,
         "ctas": variant.ctas,
     }
@@ -337,7 +359,7 @@ def _of_blackwell_gradients(step: BlackwellGradients, problem: Problem, arch: st
 
 def hosts(name: str, values: dict) -> tuple[str, ...]:
     """The templates of a forward program."""
-    return ("checks", *["dealing"] * values["lists"], name)
+    return ("checks", *["dealing"] * values["lists"], *["pairs"] * bool(values.get("pairs")), name)
 
 
 def hints(warps: int | None, occupancy: int | None, cluster: int | None) -> Raw:

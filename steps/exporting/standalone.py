@@ -16,9 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from steps.core.fused import FusedStep
-from steps.core.gradients import TorchGradients
 from steps.core.ladder import get_step
-from steps.core.step import Step, TorchStep, Unsupported
+from steps.core.step import Step, Unsupported
 from steps.exporting.launches import Launch, Raw, launch_of, with_lse
 from steps.exporting.others import for_another_head_dim
 from steps.writing.flat import formatted, import_lines
@@ -73,7 +72,12 @@ BESIDE = {  # what a problem asks for: inputs of the forward pass, their dtype, 
     "fp8": (("q_scale", "k_scale", "v_scale"), "torch.float32", "k.shape[:2]"),
     "kv_dtype": (("k_scale", "v_scale"), "torch.float32", "k.shape[:2]"),
 }
-TAKEN = {"cutile": ("lengths", "sinks", "fp8"), "tma": ("sinks", "fp8"), "decoding": ("kv_dtype",)}  # by templates
+TAKEN = {
+    "cutile": ("lengths", "sinks", "fp8"),
+    "tma": ("sinks", "fp8"),
+    "decoding": ("kv_dtype",),
+    "pytorch": ("fp8", "kv_dtype"),
+}  # by templates
 HALVES = {"forward": "q, k, v", "backward": "q, k, v, o, do", "paged": "q, k_pages, v_pages"}  # of the problem's type
 COMPARED = {
     "forward": '[("o", ours(), theirs(), exact(q, k, v))]',
@@ -118,10 +122,9 @@ def standalone(step: Step, problem: Problem, arch: str | None = None, lse: bool 
 
 def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch, str]:
     """(what a program is made of, its text without the header). Raises as ``standalone`` does."""
-    in_pytorch = isinstance(step, TorchStep | TorchGradients)
-    if step.several or not (in_pytorch or isinstance(step, FusedStep)):
-        what = "computes over several GPUs" if step.several else "calls PyTorch"
-        raise Unsupported(f"step {step.label} has no kernel of its own to export: it {what}")
+    in_pytorch = step.backend == "torch"
+    if step.several:
+        raise Unsupported(f"step {step.label} has no kernel of its own to export: it computes over several GPUs")
     if reason := step.unsupported(problem, arch):
         raise Unsupported(f"step {step.label}: {reason}")
     launch = launch_of(step if in_pytorch else step.configured(problem, arch), problem, arch)
@@ -133,12 +136,16 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
         raise Unsupported(f"step {step.label} cannot be exported with {both} at once")
     launch = with_lse(step, launch) if lse else launch
     kernels = {name: (entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
-    text = source_of(step.function) if in_pytorch else without_docstring(flat_text(*kernels.values(), alone=True))
+    if in_pytorch:
+        text = source_of(step.function) if launch.values["written"] else ""
+    else:
+        text = without_docstring(flat_text(*kernels.values(), alone=True))
     for said in () if launch.values["ragged"] else NO_PADDING:
         text = text.replace(said, "")
     names: dict[str, Raw] = {}
     for name, (entry, _) in kernels.items():
-        names[name] = Raw(fresh(plain_function(entry).__name__, names.values()))
+        function = entry if in_pytorch else plain_function(entry)
+        names[name] = Raw(fresh(function.__name__, names.values()))
     values = {**common(step, problem, arch, lse), **launch.values, **names, "lse": lse}
     values |= {name: _constant(text, layout) for name, layout in launch.layouts.items()}
     constants, host = host_code((*launch.hosts, "main"), values, text)
@@ -180,7 +187,8 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str,
         told += ["Blocks add to dQ in any order, so its last bits vary."]
     told += ["Shared memory, barriers and layouts are the compiler's."] if step.backend == "cutile" else []
     needs = {"cutile": "PyTorch and cuda-tile", "torch": "PyTorch"}.get(step.backend, "PyTorch and Triton 3.9")
-    told += [f"There is no autograd. It needs {needs}.", *launch.left_out]
+    told += ["There is no autograd."] if launch.values.get("written", True) else []  # SDPA has it
+    told += [f"It needs {needs}.", *launch.left_out]
     returned = OUTPUTS[kind(step)] + ("lse",) * lse
     options = [f"--head-dim {problem.head_dim}"] + [f"--seq-len {problem.seq_len_q}"] * (not problem.lengths)
     options += [f"--seq-len-kv {problem.seq_len_kv}"] if problem.seq_len_kv != problem.seq_len_q else []
@@ -264,8 +272,8 @@ def common(step: Step, problem: Problem, arch: str, lse: bool) -> dict:
         "tag": Raw(step.name),
         "theirs": Raw("PyTorch" if problem.softcap or problem.page_size or asked else "SDPA"),
         "operations": Raw(f"{int(pass_of(step).operations(problem)):_}"),
-        **dict.fromkeys(("ragged", "section", "queries", "whole_queries", "all_seen", "lists"), None),
-        **dict.fromkeys(("together", "tma", "transposed", "lossy"), None),
+        **dict.fromkeys(("written", "ragged", "section", "queries", "whole_queries", "all_seen", "lists"), None),
+        **dict.fromkeys(("together", "tma", "pairs", "transposed", "lossy"), None),
     }
 
 

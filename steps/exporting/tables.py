@@ -38,6 +38,11 @@ SHARED_BY_TWO = (
     "arrives, and only CTA 0 waits. At the cluster barrier all warps of both wait for each other; the first time is "
     "behind the initialization of barriers, where the compiler puts it."
 )
+PAIRED = (
+    " Both CTAs of a pair have all barriers: one of them asks TMA for the keys of both, the other one for the values. "
+    "At {} the other CTA's producer arrives. At the cluster barrier all warps of both wait for each other, once."
+)
+OTHERS_SLOT = "the other CTA's key or value: read"
 EACH_CTA, BOTH_CTAS = "all warps of CTA 0, all warps of CTA 1", "all warps of both CTAs"
 PARITIES = re.compile(r"all warps of CTA 0: (\d), all warps of CTA 1: \1")
 BEFORE, NEXT, CLUSTER = "kernel before", "next kernel", "cluster barrier"
@@ -66,6 +71,7 @@ class Notes:
         self.names: dict[object, str] = {}
         self.told: dict[str, str] = {}  # of a field of a kernel's record, what the record's class says
         self.counts: dict[tuple[str, int], Row] = {}  # by the kernel's name for them, and the offset
+        self.paired = False  # clusters of two blocks, of which Triton does not know
         self.others = {BEFORE: Row(), NEXT: Row(), CLUSTER: Row()}
 
     def count(self, pointer) -> Row:
@@ -162,7 +168,8 @@ def forward_notes(step: TmaStep, problem: Problem) -> Notes:
     small, tensors = few_tiles(problem, TILES * max(variant.tile.query, variant.tile.key))
     _, lists = step.order_for(problem).blocks(small, variant.tile, tensors[0].device)
     passed = (*arguments(*tensors, small, 1.0, lists, variant), variant)
-    return noted_launch(step.kernel(problem), passed, variant.warps, step.made_for, variant.ctas)
+    how = {"ctas": variant.ctas, "neighbours": variant.neighbours, "blocks": (variant.neighbours, 1, 1)}
+    return noted_launch(step.kernel(problem), passed, variant.warps, step.made_for, **how)
 
 
 def fp8_notes(step: Fp8Step, problem: Problem) -> Notes:
@@ -225,13 +232,16 @@ def few_tiles(problem: Problem, queries: int, keys: int | None = None, batch: in
     return small, [torch.zeros(shape, dtype=getattr(torch, problem.dtype)) for shape in shapes(small)]
 
 
-def noted_launch(kernel, passed: tuple, warps: int, arch: str, ctas: int = 1, blocks: tuple = (1, 1, 1)) -> Notes:
+def noted_launch(
+    kernel, passed: tuple, warps: int, arch: str, ctas: int = 1, blocks: tuple = (1, 1, 1), neighbours: int = 1
+) -> Notes:
     """What a launch of so many blocks is seen to do on the simulator."""
     from tutorial_lib.simulator.machine import MACHINES
     from tutorial_lib.simulator.run import launch
 
     with noted() as notes:
-        launch(kernel, blocks, passed, warps, machine=MACHINES[arch], ctas=ctas)
+        launch(kernel, blocks, passed, warps, machine=MACHINES[arch], ctas=ctas, neighbours=neighbours)
+    notes.paired = neighbours > 1
     return notes
 
 
@@ -242,11 +252,14 @@ def tables(notes: Notes) -> list[str]:
     )
     joint = ", ".join(sorted({called(notes, buffer) for buffer, row in notes.rows.items() if row.joint}))
     early = EARLY * any(notes.others[name].wait or notes.others[name].arrive for name in (BEFORE, NEXT))
-    told = TOLD + products + COUNTED * bool(notes.counts) + early + SHARED_BY_TWO.format(joint) * bool(joint)
+    told = TOLD + products + COUNTED * bool(notes.counts) + early
+    told += (PAIRED if notes.paired else SHARED_BY_TWO).format(joint) * bool(joint)
     rows = [tuple(str(cell).replace(EACH_CTA, BOTH_CTAS) for cell in row) for row in barrier_rows(notes)]
     rows = [tuple(PARITIES.sub(rf"{BOTH_CTAS}: \1", cell) for cell in row) for row in rows]
     buffers = {called(notes, buffer) for buffer in notes.names}
     said = ["complete when", *(purpose(row[0], buffers, notes.told) if row[1] else "" for row in rows[1:])]
+    if notes.paired:
+        said = [OTHERS_SLOT if row[0] == joint else its for row, its in zip(rows, said, strict=True)]
     table = aligned([(*row, its) for row, its in zip(rows, said)])
     return ["\n".join([textwrap.fill(told, LINE_LENGTH), table, memory(notes)])]
 

@@ -389,7 +389,7 @@ def quantized(x):
 
 def dequantized(x, scale, dtype=torch.float64):
     """x times its scales [batch, kv_heads], in dtype."""
-    return (x.to(dtype).unflatten(1, (32, -1)) * scale[:, :, None, None, None]).to(dtype).flatten(1, 2)
+    return (x.to(dtype).unflatten(1, (scale.shape[1], -1)) * scale[:, :, None, None, None]).to(dtype).flatten(1, 2)
 
 
 def exact(q, k, v, rounded=False):

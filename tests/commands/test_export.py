@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import io
+import math
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 import cuda.tile as ct
 import pytest
 import torch
+from triton import knobs
 
 from steps import Unsupported, get_step
 from steps.backward_hopper.lib import NOBODY
@@ -31,7 +33,7 @@ from steps.exporting.standalone import chosen, standalone
 from steps.writing.written import module_in
 from tests.selection import sampled
 from tests.shapes import few_at_once, problem
-from tutorial_lib import accuracy, interpreter
+from tutorial_lib import accuracy, interpreter, multicast, rewriting
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import FP8, Problem
 from tutorial_lib.simulator.machine import MACHINES
@@ -74,8 +76,6 @@ class Launches(list):
 @pytest.fixture
 def launches(monkeypatch):
     """All launches on the CPU, of steps and of programs."""
-    from triton import knobs
-
     found = Launches()
     parts = ("fp8", "backward_hopper", "backward_blackwell")
     for name in ("gluon.launching", "hopper.launching", *(f"{part}.skeleton" for part in parts)):
@@ -105,15 +105,16 @@ def launches(monkeypatch):
 class OnTheSimulator:
     """A kernel that is launched as Triton launches one."""
 
-    def __init__(self, kernel, machine, launches):
+    def __init__(self, kernel, machine, launches, neighbours=1):
         # Another test may have put one of these in the kernel's place.
         self.kernel = kernel.kernel if isinstance(kernel, OnTheSimulator) else kernel
-        self.machine, self.launches = machine, launches
+        self.machine, self.launches, self.neighbours = machine, launches, neighbours
 
     def __getitem__(self, grid):
         def run(*arguments, num_warps, num_ctas=1, **_):
             self.launches.note(grid, num_warps, num_ctas, arguments)
-            simulate(self.kernel, grid, num_warps, *arguments, machine=self.machine, ctas=num_ctas)
+            how = {"machine": self.machine, "ctas": num_ctas, "neighbours": self.neighbours}
+            simulate(self.kernel, grid, num_warps, *arguments, **how)
 
         return run
 
@@ -124,18 +125,27 @@ def program_of(step, asked, launches, lse=False):
     module = module_in(standalone(step, asked, arch, lse).replace('"cuda"', '"cpu"'))
     text = inspect.getsource(module).replace(module.__doc__, "")  # which may quote launches of other problems
     for name in set(re.findall(r"^ +(\w+)\[.+\]\(", text, re.MULTILINE)):  # the kernels that it launches
-        setattr(module, name, OnTheSimulator(getattr(module, name), MACHINES[step.made_for], launches))
+        neighbours = 2 if hasattr(module, "for_pairs") else 1
+        setattr(module, name, OnTheSimulator(getattr(module, name), MACHINES[step.made_for], launches, neighbours))
     return module
 
 
 FUNCTION = {"forward": "attention", "backward": "gradients", "paged": "paged", "fp8": "attention"}
 EXAMPLES = (
     *("mask_loop", "pack_gqa", "window", "split_kv", "paged", "two_blocks", "explicit", "gluon_larger_tile"),
-    *("pv_wait_after_max", "next_softmax_first", "deferred_reduce_add", "blackwell_persistent", "two_cta_mma"),
+    *(
+        "pv_wait_after_max",
+        "kv_multicast",
+        "next_softmax_first",
+        "deferred_reduce_add",
+        "blackwell_persistent",
+        "two_cta_mma",
+    ),
     *("plain_triton", "xcd_swizzle", "varlen", "attention_sinks", "cutile_sinks"),
     *("qk_fp8", "p_offset", "two_level_accumulation", "cutile_fp8", "fp8_kv"),
 )
 CHOSEN = [get_step(name) for name in EXAMPLES]  # a kind of launch each
+PYTORCHS = ("naive", "formulas", "sdpa", "sdpa_gradients", "fp8_dequantized", "gathered")
 QUICK = ("mask_loop", "paged", "explicit", "xcd_swizzle", "varlen", "cutile_sinks", "two_level_accumulation", "fp8_kv")
 KEPT = chosen()
 LAST_OF_PARTS = list({part_of(step.number): step for step in KEPT}.values())
@@ -159,7 +169,7 @@ def assert_alike(step, asked, launches):
     """A step's program launches what the step does, and is right."""
     module, way, launches[:] = program_of(step, asked, launches), pass_of(step), []
     inputs = way.inputs(asked, 0)
-    alone = replace(step, pairs=False) if getattr(step, "pairs", None) else step
+    alone = step
     if asked.head_dim == 256 and getattr(step, "wide_helpers", None) == SPARE:
         alone = replace(step, wide_helpers=NOBODY)
     with untold(None):
@@ -181,18 +191,40 @@ def assert_alike(step, asked, launches):
 def test_a_program_launches_what_its_step_does_and_is_right(step, launches):
     try:
         assert_alike(step, case(step), launches)
-    except Unsupported as error:  # a numbered step for one reason alone
-        wanted = "made of pairs of blocks" if step.number is not None else "cannot be exported"
-        assert wanted in str(error)
+    except Unsupported as error:
+        assert step.number is None and "cannot be exported" in str(error)
 
 
 @pytest.mark.parametrize("changes", [{}, {"causal": False, "kv_heads": 2}], ids=str)
-@pytest.mark.parametrize("name", ["naive", "formulas"])
-def test_steps_of_pytorchs_calls_make_programs_too(name, changes, launches):
+@pytest.mark.parametrize("name", PYTORCHS)
+def test_steps_of_pytorchs_calls_make_programs_too(name, changes, launches, capsys):
     step = get_step(name)
     text = standalone(step, case(step, **changes))
+    assert_short(step, text)
+    assert module_in(text).main() == 2
+    assert re.fullmatch(r"this program needs an? .* GPU .*\n", capsys.readouterr().err)
     assert not ABOUT_HERE.search(text) and "triton.experimental" not in text
     assert_alike(step, case(step, **changes), launches)
+
+
+@pytest.mark.parametrize(
+    "name, changes", [("fp8_dequantized", {"dtype": "float16", "kv_dtype": FP8}), ("gathered", {})]
+)
+def test_so_they_do_for_what_else_they_take(name, changes, launches):
+    """Keys and values alone in fp8; places of a table, and pages behind a sequence's end, that hold anything."""
+    step = get_step(name)
+    if changes:
+        assert_alike(step, case(step, **changes), launches)
+        return
+    asked = case(step)
+    q, k, v, table, lengths = pass_of(step).inputs(asked, 0)
+    lengths[0] = 1
+    k[table[0, 0].long(), 1:] = v[table[0, 0].long(), 1:] = math.nan
+    table[0, 1:] = 2**30
+    with untold(None):
+        expected = pass_of(step).call(step, asked, (q, k, v, table, lengths))
+    made = program_of(step, asked, launches).paged(q, k, v, table, lengths)
+    assert made.isfinite().all() and torch.equal(made, *expected)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -235,9 +267,8 @@ def test_a_program_returns_the_log_sum_exp_where_it_is_asked_for(step, launches)
         return
     module, inputs = program_of(step, asked, launches, lse=True), pass_of(step).inputs(asked, 0)
     q, k, v, *more = inputs
-    alone = replace(step, pairs=False) if getattr(step, "pairs", None) else step
     with untold(None):
-        o, lse = alone.make_ready(asked, q, k, v, None, return_lse=True)(q, k, v, None, *more)
+        o, lse = step.make_ready(asked, q, k, v, None, return_lse=True)(q, k, v, None, *more)
     mine = module.attention(*inputs)
     assert torch.equal(mine[0], o) and torch.equal(mine[1], lse)
 
@@ -321,8 +352,8 @@ def test_kernels_of_one_program_may_have_other_tiles(launches):
     assert_alike(step, case(step, head_dim=128), launches)
 
 
-@sampled(core=lambda step: step.name in (*QUICK, "two_blocks"))
-@pytest.mark.parametrize("step", CHOSEN, ids=lambda step: step.name)
+@sampled(core=lambda step: step.name in (*QUICK, *PYTORCHS, "two_blocks"))
+@pytest.mark.parametrize("step", [*CHOSEN, *map(get_step, PYTORCHS)], ids=lambda step: step.name)
 def test_a_program_that_is_started_tells_what_is_right_and_what_is_wrong(step, launches, monkeypatch, capsys):
     module = program_of(step, case(step), launches)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -347,7 +378,8 @@ def test_a_program_that_is_started_tells_what_is_right_and_what_is_wrong(step, l
 
 def wrong(made):
     """With a number that is off, in the last output."""
-    (made[-1] if isinstance(made, tuple) else made).view(-1)[0] += 0.5
+    last = made[-1] if isinstance(made, tuple) else made
+    last[(0,) * last.ndim] += 0.5
     return made
 
 
@@ -361,7 +393,6 @@ def test_a_head_dim_between_those_of_tiles_is_filled_up(step, launches):
 def test_the_kernel_of_a_program_is_the_code_of_its_step(step):
     """For the problem and the architecture that the step is for; with cuTile's hints as the program gives them."""
     asked, module = step.default_problem, module_in(program_file(step).read_text(encoding="utf-8"))
-    step = replace(step, pairs=False) if getattr(step, "pairs", None) else step
     names = {name for name, value in vars(module).items() if isinstance(value, ct.kernel)}
     kernel = module.OF_KEYS if "OF_KEYS" in names else module.KERNEL if names else None
     if kernel is None:
@@ -376,6 +407,51 @@ def test_the_kernel_of_a_program_is_the_code_of_its_step(step):
         assert kernel._compiler_options == hinted(configured, asked)._compiler_options
 
 
+PAIRS = [step for step in STEPS if getattr(step, "pairs", False) is True]
+
+
+@sampled(core=lambda step: step.name == "kv_multicast")
+@pytest.mark.parametrize("step", PAIRS, ids=lambda step: step.name)
+def test_a_program_makes_pairs_of_blocks_by_itself(step, monkeypatch):
+    """Its own hook makes of its kernel what the tutorial's makes of the step's, as far as that is about pairs."""
+    asked = step.default_problem
+    text = standalone(step, asked)
+    assert step.number is None or assert_short(step, text) is None
+    assert not ABOUT_HERE.search(text)
+    module, cluster = module_in(text), "\n.reqnctapercluster 2\n"
+    kernel = getattr(module, step.entry(asked, step.made_for)[0].fn.__name__)
+    monkeypatch.setattr(rewriting, "VERSION", f"pairs alone: {multicast.VERSION}")
+    monkeypatch.setattr(rewriting, "rewritten", multicast.rewritten)
+    own = step.compile(asked)
+
+    @contextlib.contextmanager
+    def by_the_program():
+        with knobs.runtime.scope():
+            knobs.runtime.add_stages_inspection_hook = module.hook
+            yield
+
+    monkeypatch.setattr(rewriting, "VERSION", module.KNOWN_AS)
+    monkeypatch.setattr(rewriting, "written_into_ptx", by_the_program)
+    its = step.compile_kernel(kernel, asked, step.made_for)
+    assert its.code == own.code, its.differs_from(own)
+    assert cluster in its.texts.ptx and cluster not in own.texts.ptx
+
+
+@pytest.mark.parametrize("change", [("%bb.0", "%bb.7"), (".reqntid", ".maxntid"), ("arrive", "other"), ("// to", "")])
+def test_it_refuses_ptx_that_it_does_not_know_in_one_line(change, monkeypatch):
+    step = get_step("kv_multicast")
+    module = module_in(standalone(step, step.default_problem))
+    ptx = (
+        ".reqntid 384\n{\n// %bb.0:\n// to both CTAs, or to the other:\n"
+        "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r1], 1;\n// to this CTA:\n"
+    )
+    made = module.for_pairs(ptx)
+    assert "mapa.shared::cluster.u32 there, %r1, other; @%p1 mbarrier.arrive.shared::cluster.b64 _, [there]; }" in made
+    assert made.index("barrier.cluster.arrive.release; }") < made.index("// to both")
+    with pytest.raises(RuntimeError, match=r"^blocks in pairs were written for the PTX of Triton 3\.9, not .*: .*$"):
+        module.for_pairs(ptx.replace(*change))
+
+
 def hinted(step, asked):
     """The kernel of a step in cuTile as it is launched."""
     function = step.entry(asked, step.made_for)[0]
@@ -386,7 +462,7 @@ def hinted(step, asked):
 
 
 # Lines of a program, for the step's own problem, and of its host code; lines of programs that are longer.
-MOST_LINES = {"cutile": 300, "gluon": 300, "cdna": 300, "triton": 300, "hopper": 450, "blackwell": 450}
+MOST_LINES = {"torch": 300, "cutile": 300, "gluon": 300, "cdna": 300, "triton": 300, "hopper": 450, "blackwell": 450}
 MOST_HOST = 125
 ABOUT_HERE = re.compile(r"tutorial_lib|steps\.(?!export)|(?:from|import) steps|\w\.py\b|skeleton|notebook")
 
@@ -402,10 +478,7 @@ NUMBERED = [step for step in STEPS if step.number is not None and step not in KE
 @sampled(core=lambda step: step.name in ("cluster", "transposed_scores"))
 @pytest.mark.parametrize("step", NUMBERED, ids=lambda step: step.name)
 def test_a_program_that_is_not_kept_is_short_too(step):
-    try:
-        assert_short(step, standalone(step, step.default_problem))
-    except Unsupported as error:
-        assert "pairs of blocks" in str(error)
+    assert_short(step, standalone(step, step.default_problem))
 
 
 @pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
@@ -567,11 +640,9 @@ def test_the_command_writes_a_program_and_refuses_what_makes_none(tmp_path):
     assert "Compiled in: head_dim 64, float16, no mask." in path.read_text(encoding="utf-8")
     assert call("mma", "--head-dim", "64", "--no-causal")[1] == path.read_text(encoding="utf-8")
     for asked, told in {
-        ("sdpa",): "step 0 sdpa has no kernel of its own to export: it is PyTorch's own",
-        ("gathered",): "step 901 gathered has no kernel of its own to export: it calls PyTorch",
+        ("sdpa", "--window", "64"): "step 0 sdpa cannot be exported with sliding window",
         ("naive", "--window", "64"): "step 1 naive",
         ("ring",): "step 801 ring has no kernel of its own to export: it computes over several GPUs",
-        ("kv_multicast",): "step 207 kv_multicast cannot be exported: it is made of pairs of blocks",
         ("varlen", "--window", "64"): "varlen cannot be exported with sliding window and packed sequences at once",
         ("qk_fp8", "--lse"): "step 301 qk_fp8 cannot be exported with the log-sum-exp",
         ("mma", "--dtype", "float8_e4m3fn"): "step 2 mma: takes no inputs in fp8",
