@@ -69,6 +69,10 @@ SPARE = (
     "Not included: warps beside the producer that in the tutorial's step do the small kernels' work, for heads whose "
     "blocks begin later or have ended."
 )
+PAIRED = (
+    "Not included: on this problem the tutorial's step also has two neighboring blocks share what TMA brings of keys "
+    "and values. The program of step kv_multicast does so."
+)
 WITH_FORWARD = (
     "PyTorch's backward pass reads what its own forward pass keeps. So the function runs that, too, and reads neither "
     "o nor lse; SDPA's time beside it is that of the backward pass alone, as the tutorial measures it."
@@ -169,8 +173,15 @@ def _of_pointers(step: PointerStep, problem: Problem, arch: str) -> Launch:
 
 @launch_of.register
 def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
+    left_out = []
+    if (
+        getattr(step, "pairs", False) is not False and step.pairs is not True
+    ):  # for some problems
+        left_out += [PAIRED] if step.for_problem(problem).pairs else []
+        step = replace(step, pairs=False)
     variant = step.variant(problem)
-    left_out = [REWRITTEN_BUT_PAIRS if variant.neighbours > 1 else REWRITTEN] if variant.rewrite else []
+    if variant.rewrite:
+        left_out += [REWRITTEN_BUT_PAIRS if variant.neighbours > 1 else REWRITTEN]
     if problem.lengths:
         raise Unsupported(f"step {step.label} cannot be exported with packed sequences")
     boxes = {"columns": variant.panel_columns, "value_columns": variant.value_dim}

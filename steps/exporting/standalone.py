@@ -60,6 +60,7 @@ CHOSEN = (
     "two_level_accumulation two_blocks deferred_reduce_add two_cta_mma next_scores_first xcd_swizzle paged pack_gqa "
     "attention_sinks"
 )
+MOST_LINES = {"torch": 300, "cutile": 300, "gluon": 300, "cdna": 300, "triton": 300, "hopper": 450, "blackwell": 450}
 FUNCTIONS = {"forward": "attention", "backward": "gradients", "paged": "paged"}
 INPUTS = {
     "forward": "q, k, v",
@@ -117,14 +118,17 @@ def standalone(step: Step, problem: Problem, arch: str | None = None, lse: bool 
     arch = arch or step.made_for
     launch, text = program(step, problem, arch, lse)
     others = for_another_head_dim(step, problem, text, lambda other: program(step, other, arch, lse)[1])
-    return formatted(f'"""{header(step, problem, arch, launch, others, lse)}"""\n\n{text}')
+    whole = formatted(f'"""{header(step, problem, arch, launch, others, lse)}"""\n\n{text}')
+    if others and whole.count("\n") > MOST_LINES[step.backend]:  # then it tells of itself alone
+        whole = formatted(f'"""{header(step, problem, arch, launch, "", lse)}"""\n\n{text}')
+    return whole
 
 
 def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch, str]:
     """(what a program is made of, its text without the header). Raises as ``standalone`` does."""
     in_pytorch = step.backend == "torch"
     if step.several:
-        raise Unsupported(f"step {step.label} has no kernel of its own to export: it computes over several GPUs")
+        raise Unsupported(f"step {step.label} has no kernel of its own to export: it {of_parts(step, problem, arch)}")
     if reason := step.unsupported(problem, arch):
         raise Unsupported(f"step {step.label}: {reason}")
     launch = launch_of(step if in_pytorch else step.configured(problem, arch), problem, arch)
@@ -159,6 +163,19 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
     if found := re.search(r"^(?:from|import) (?:steps|tutorial_lib)\b.*", text, re.MULTILINE):
         raise Unsupported(f"step {step.label} cannot be exported: it needs `{found[0]}`")
     return launch, text
+
+
+def of_parts(step: Step, problem: Problem, arch: str) -> str:
+    """What to do about a step over several GPUs, whose parts are computed by other steps' kernels."""
+    its, forward = step.computing(problem, arch), step.direction == "forward"
+    asked = f"python -m steps.export {its.name} --head-dim {problem.head_dim} --dtype {problem.dtype}"
+    asked += " --lse" * forward
+    module = inspect.getmodule(step.function if inspect.isfunction(step.function) else type(step.function)).__name__
+    masks = f"{asked} --causal` and `{asked} --no-causal" if problem.causal else f"{asked} --no-causal"
+    return (
+        "computes over several GPUs. Export the kernels of its parts with "
+        f"`{masks}`, and call these as {module.replace('.', '/')}.py does"
+    )
 
 
 def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str, lse: bool) -> str:

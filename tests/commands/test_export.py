@@ -29,7 +29,7 @@ from steps.core.launch import untold
 from steps.cutile.launching import compiled_when_launched
 from steps.export import main
 from steps.exporting import tables
-from steps.exporting.standalone import chosen, standalone
+from steps.exporting.standalone import MOST_LINES, chosen, standalone
 from steps.writing.written import module_in
 from tests.selection import sampled
 from tests.shapes import few_at_once, problem
@@ -165,11 +165,16 @@ def case(step, **changes):
     return problem(**shape | changes)
 
 
+def without_pairs(step):
+    """The step as its program is: only those that are made of pairs of blocks for every problem have these there."""
+    return replace(step, pairs=False) if getattr(step, "pairs", False) not in (False, True) else step
+
+
 def assert_alike(step, asked, launches):
     """A step's program launches what the step does, and is right."""
     module, way, launches[:] = program_of(step, asked, launches), pass_of(step), []
     inputs = way.inputs(asked, 0)
-    alone = step
+    alone = without_pairs(step)
     if asked.head_dim == 256 and getattr(step, "wide_helpers", None) == SPARE:
         alone = replace(step, wide_helpers=NOBODY)
     with untold(None):
@@ -268,7 +273,7 @@ def test_a_program_returns_the_log_sum_exp_where_it_is_asked_for(step, launches)
     module, inputs = program_of(step, asked, launches, lse=True), pass_of(step).inputs(asked, 0)
     q, k, v, *more = inputs
     with untold(None):
-        o, lse = step.make_ready(asked, q, k, v, None, return_lse=True)(q, k, v, None, *more)
+        o, lse = without_pairs(step).make_ready(asked, q, k, v, None, return_lse=True)(q, k, v, None, *more)
     mine = module.attention(*inputs)
     assert torch.equal(mine[0], o) and torch.equal(mine[1], lse)
 
@@ -393,6 +398,7 @@ def test_a_head_dim_between_those_of_tiles_is_filled_up(step, launches):
 def test_the_kernel_of_a_program_is_the_code_of_its_step(step):
     """For the problem and the architecture that the step is for; with cuTile's hints as the program gives them."""
     asked, module = step.default_problem, module_in(program_file(step).read_text(encoding="utf-8"))
+    step = without_pairs(step)
     names = {name for name, value in vars(module).items() if isinstance(value, ct.kernel)}
     kernel = module.OF_KEYS if "OF_KEYS" in names else module.KERNEL if names else None
     if kernel is None:
@@ -461,8 +467,7 @@ def hinted(step, asked):
     return compiled_when_launched(function, shape)
 
 
-# Lines of a program, for the step's own problem, and of its host code; lines of programs that are longer.
-MOST_LINES = {"torch": 300, "cutile": 300, "gluon": 300, "cdna": 300, "triton": 300, "hopper": 450, "blackwell": 450}
+# Lines of host code; of whole programs ``MOST_LINES``.
 MOST_HOST = 125
 ABOUT_HERE = re.compile(r"tutorial_lib|steps\.(?!export)|(?:from|import) steps|\w\.py\b|skeleton|notebook")
 
@@ -595,6 +600,20 @@ def test_the_table_of_a_cluster_has_its_barrier_tensor_memory_and_who_doubles_ar
     assert "cluster" not in alone and "tensor memory" not in alone
 
 
+def test_a_program_says_where_it_leaves_pairs_of_blocks_out():
+    step = get_step("next_softmax_first")
+    text = standalone(step, replace(step.default_problem, causal=False))
+    assert "two neighboring blocks share" in " ".join(text.split()) and "for_pairs" not in text
+    assert_short(step, text)
+
+
+def test_a_program_that_would_be_too_long_does_not_tell_of_others():
+    step = get_step("next_softmax_first")
+    told, long = (standalone(step, step.default_problem, lse=lse) for lse in (False, True))
+    assert_short(step, long)
+    assert "With --head-dim 64 it writes" in told and "it writes" not in long
+
+
 @pytest.mark.parametrize("name", ["mma", "wgmma"])
 def test_what_a_program_would_have_otherwise_is_what_the_other_program_has(name):
     step = get_step(name)
@@ -642,7 +661,9 @@ def test_the_command_writes_a_program_and_refuses_what_makes_none(tmp_path):
     for asked, told in {
         ("sdpa", "--window", "64"): "step 0 sdpa cannot be exported with sliding window",
         ("naive", "--window", "64"): "step 1 naive",
-        ("ring",): "step 801 ring has no kernel of its own to export: it computes over several GPUs",
+        (
+            "ring",
+        ): "step 801 ring has no kernel of its own to export: it computes over several GPUs. Export the kernels",
         ("varlen", "--window", "64"): "varlen cannot be exported with sliding window and packed sequences at once",
         ("qk_fp8", "--lse"): "step 301 qk_fp8 cannot be exported with the log-sum-exp",
         ("mma", "--dtype", "float8_e4m3fn"): "step 2 mma: takes no inputs in fp8",
