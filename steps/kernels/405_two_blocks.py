@@ -66,7 +66,7 @@ def prepare(Out, DO, LSE, RowSum, Prepared):
 
 
 def iteration_of_keys(Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_value, seq_len_kv, masked, scale):
-    """(d_key, d_value) with what the i-th tile of queries adds to them; and, with atomics, what the keys add to dQ."""
+    """(d_key, d_value) with what the i-th tile of queries adds to them."""
     q = load_rows(Q, batch, head, i, TILE_QUERY)
     do = load_rows(DO, batch, head, i, TILE_QUERY)
     lse = load_numbers(LSE, batch, head, i, TILE_QUERY)
@@ -87,7 +87,7 @@ def iteration_of_keys(Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_valu
 
 def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale):
     j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
-    # dK and dV of one tile of keys, from all queries that see them; with atomics also these keys' part of dQ.
+    # dK and dV of one tile of keys, from all queries that see them.
     k = load_rows(K, batch, kv_head, j, TILE_KEY)
     v = load_rows(V, batch, kv_head, j, TILE_KEY)
     d_key = ct.zeros((TILE_KEY, HEAD_DIM), ct.float32)
@@ -95,6 +95,7 @@ def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale):
     tiles = ct.cdiv(Q.shape[2], TILE_QUERY)
     first = min(tiles, (j * TILE_KEY) // TILE_QUERY)
     for head in range(kv_head, kv_head + GROUP_SIZE):
+        # (d_key, d_value) with what these tiles of queries add, in loops of their own where the mask cuts them.
         cut = min(tiles, ct.cdiv((j + 1) * TILE_KEY - 1, TILE_QUERY))
         for i in range(first, cut):
             d_key, d_value = iteration_of_keys(
@@ -122,23 +123,27 @@ def iteration_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_quer
 
 
 def fmha_backward_queries(Q, K, V, DO, LSE, RowSum, DQ, scale):
-    i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
-    i = ct.num_blocks(0) - 1 - i
+    number = ct.bid(0)
+    blocks = ct.num_blocks(0)
+    from_the_last = blocks - 1 - number
+    head = ct.bid(1)
+    batch = ct.bid(2)
     # dQ of one tile of queries, from all keys that they see.
     seq_len_kv = K.shape[2]
-    q = load_rows(Q, batch, head, i, TILE_QUERY_2)
-    do = load_rows(DO, batch, head, i, TILE_QUERY_2)
-    lse = load_numbers(LSE, batch, head, i, TILE_QUERY_2)[:, None]
-    row_sum = load_numbers(RowSum, batch, head, i, TILE_QUERY_2)[:, None]
+    q = load_rows(Q, batch, head, from_the_last, TILE_QUERY_2)
+    do = load_rows(DO, batch, head, from_the_last, TILE_QUERY_2)
+    lse = load_numbers(LSE, batch, head, from_the_last, TILE_QUERY_2)[:, None]
+    row_sum = load_numbers(RowSum, batch, head, from_the_last, TILE_QUERY_2)[:, None]
     d_query = ct.zeros((TILE_QUERY_2, HEAD_DIM), ct.float32)
-    end = min(ct.cdiv(seq_len_kv, TILE_KEY), ct.cdiv((i + 1) * TILE_QUERY_2, TILE_KEY))
+    end = min(ct.cdiv(seq_len_kv, TILE_KEY), ct.cdiv((from_the_last + 1) * TILE_QUERY_2, TILE_KEY))
+    # d_query with what these tiles of keys add, in a loop of their own where the mask cuts them.
     cut = end  # what the mask cuts begins here
-    cut = min(cut, (i * TILE_QUERY_2 + 1) // TILE_KEY)
+    cut = min(cut, (from_the_last * TILE_QUERY_2 + 1) // TILE_KEY)
     for j in range(0, cut):
-        d_query = iteration_of_queries(K, V, batch, head, i, j, q, do, lse, row_sum, d_query, False, scale)
+        d_query = iteration_of_queries(K, V, batch, head, from_the_last, j, q, do, lse, row_sum, d_query, False, scale)
     for j in range(cut, end):
-        d_query = iteration_of_queries(K, V, batch, head, i, j, q, do, lse, row_sum, d_query, True, scale)
-    store_rows(DQ, batch, head, i, d_query * scale)
+        d_query = iteration_of_queries(K, V, batch, head, from_the_last, j, q, do, lse, row_sum, d_query, True, scale)
+    store_rows(DQ, batch, head, from_the_last, d_query * scale)
 
 
 def expect(name, wanted, came, fits=None):
