@@ -174,9 +174,7 @@ def _of_pointers(step: PointerStep, problem: Problem, arch: str) -> Launch:
 @launch_of.register
 def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
     left_out = []
-    if (
-        getattr(step, "pairs", False) is not False and step.pairs is not True
-    ):  # for some problems
+    if getattr(step, "pairs", False) is not False and step.pairs is not True:  # for some problems
         left_out += [PAIRED] if step.for_problem(problem).pairs else []
         step = replace(step, pairs=False)
     variant = step.variant(problem)
