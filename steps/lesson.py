@@ -650,9 +650,7 @@ class Lesson:
         if not found:
             return Page(f"No record compares {called(self.step)} with {called(self.previous)}.")
         verdicts = {key: speedup.verdict for run, speedup in found if (key := _besides(run, "float16"))}
-        same = [
-            speedup.verdict == verdicts[key] for run, speedup in found if (key := _besides(run, "bfloat16")) in verdicts
-        ]
+        same = [s.verdict == verdicts[key] for run, s in found if (key := _besides(run, "bfloat16")) in verdicts]
         cells = [(run, tables.marked(s)) for run, s in found if _besides(run, "bfloat16") not in verdicts]
         told = f"Times as fast as {called(self.previous)}, as recorded (p10–p90, and our verdict):"
         return Page(told, tables.by_problem(cells), _not_shown(same))
